@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from benchmarks.contender import CORE, LEVERS, Contender
+from benchmarks.contender import CORE, LEVERS, Contender, train
 from benchmarks.floor import config_of, floor_bytes, lean_bytes
-from benchmarks.launch import Run, Size, namespace, run
+from benchmarks.launch import Run, Size, enter_network, on_ranks
 
 from shardbook.models.gpt import parameters
 from shardbook.planning.report import write
@@ -50,6 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.exit("the benchmark reads memory and traffic from Linux's /proc, which is not here")
     if options.json is not None and not options.json.parent.is_dir():
         sys.exit(f"--json {options.json}: there is no folder {options.json.parent}; make it first")
+    enter_network()
     size = Size(
         layers=options.layers,
         width=options.width,
@@ -64,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
     core = rounds(2 if options.quick else options.pairs, CORE, size)
     levers = rounds(1 if options.quick else options.lever_pairs, LEVERS, size)
     # Four ranks are run for their bytes, which do not vary. Their time says little where cores are fewer.
-    four = run(OURS, 4, replace(size, steps=2, warm_up=1))
+    four = on_ranks(4, train, OURS, replace(size, steps=2, warm_up=1))
     figures: Figures = {
         **compare(core),
         **sent(core[OURS], four, size),
@@ -76,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(absolute(core), relative(figures), between_steps(figures, size), floor(figures), sep="\n\n")
     print("\nEach lever alone", absolute(levers), alone_as_text(figures), sep="\n\n")
     # What the figures were measured with is a part of them.
-    figures |= {"bytes_by": "network" if namespace() else "ledger", "cpu": processor()}
+    figures |= {"bytes_by": "network" if os.environ["COUNTED"] else "ledger", "cpu": processor()}
     figures |= {"torch": torch.__version__, "python": platform.python_version()}
     if options.json is not None:
         write(options.json, json.dumps(figures, indent=1) + "\n")
@@ -124,7 +125,7 @@ def rounds(pairs: int, contenders: dict[str, Contender], size: Size) -> dict[str
     for number in range(pairs):
         for name in names[number % len(names) :] + names[: number % len(names)]:
             print(f"round {number + 1} of {pairs}: {name}", file=sys.stderr, flush=True)
-            runs[name].append(run(name, 2, size))
+            runs[name].append(on_ranks(2, train, name, size))
     return {name: runs[name] for name in names}
 
 

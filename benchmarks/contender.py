@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from benchmarks.floor import config_of, without_exchanges
-from benchmarks.launch import Size
+from benchmarks.launch import Run, Size
 from benchmarks.steady import steady
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -31,7 +29,7 @@ from shardbook.foundations.collectives import ledger
 from shardbook.foundations.exchange_order import Order
 from shardbook.models import gpt
 from shardbook.models.chunked_loss import ChunkedGPT
-from shardbook.training.step_in_backward import step_in_backward
+from shardbook.training.accumulate import step_in_backward
 
 CHUNKS = 8
 
@@ -119,10 +117,8 @@ LEVERS: dict[str, Contender] = {
 CONTENDERS = {**CORE, **LEVERS}
 
 
-def main(name: str, size: Size) -> None:
-    """Train, and let rank 0 print what this run showed, as one line of JSON."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train(name: str, size: Size) -> Run:
+    """Train on this rank, and return what the run showed on all of them."""
     warm_base()
     base = memory("VmRSS")
     contender = CONTENDERS[name]
@@ -157,20 +153,15 @@ def main(name: str, size: Size) -> None:
     }
     ranks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(ranks, mine)
-    if dist.get_rank() == 0:
-        report = {
-            **{key: max(rank[key] for rank in ranks) for key in ("seconds", "cpu", "peak", "steady")},
-            "wire": crossed / size.steps / len(ranks) if os.environ["COUNTED"] else None,
-            "payload": book.total / size.steps if ours else None,
-            **{key: max(rank[key] for rank in ranks) if ours else None for key in ("checks", "waits")},
-            "stored": max((rank["stored"] for rank in ranks), key=lambda stored: sum(stored.values()))
-            if ours
-            else None,
-        }
-        print(json.dumps(report), flush=True)
-    dist.barrier()
-    # torch may keep the backend's threads running; to take the interpreter down around them can abort.
-    os._exit(0)
+    return Run(
+        **{key: max(rank[key] for rank in ranks) for key in ("seconds", "cpu", "peak", "steady")},
+        wire=crossed / size.steps / len(ranks) if os.environ["COUNTED"] else None,
+        payload=book.total / size.steps if ours else None,
+        **{key: max(rank[key] for rank in ranks) if ours else None for key in ("checks", "waits")},
+        stored=max((rank["stored"] for rank in ranks), key=lambda stored: sum(stored.values()))
+        if ours
+        else None,
+    )
 
 
 class Training:
@@ -256,7 +247,3 @@ def network_bytes() -> int:
     lines = Path("/proc/self/net/dev").read_text("utf-8").splitlines()
     (loopback,) = (line for line in lines if line.strip().startswith("lo:"))
     return int(loopback.split(":")[1].split()[8])
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Size(**json.loads(sys.argv[2])))

@@ -13,26 +13,20 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
-import json
-import os
 import pkgutil
 import statistics
-import subprocess
-import sys
 import time
 import timeit
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from benchmarks.__main__ import describe, positive
 from benchmarks.contender import CORE, Training
-from benchmarks.launch import ROOT, Size, free_port
+from benchmarks.launch import Size, on_ranks
 
 import shardbook
-from shardbook.foundations.labels import label
+from shardbook.foundations.hook_context import label
 
 # What a guard notices, and its functions in the modules of the book.
 GUARDS: dict[str, list[str]] = {
@@ -40,49 +34,48 @@ GUARDS: dict[str, list[str]] = {
         *("zero.demand.set_pair", "zero.demand.take_away", "zero.demand.take_interrupted_away"),
         *("zero.demand.Pair.pack", "zero.demand.Pair.unpack"),
     ],
-    "a module keeps a view of weights that are freed": ["zero.views.refuse_views"],
+    "a module keeps a view of weights that are freed": ["zero.demand.refuse_views"],
     "a slice is read as if it were the parameter": [
         *(
-            "parameters.access.Guarded.__torch_function__",
-            "parameters.access.unguard",
-            "parameters.access.guard_stepped",
-            "parameters.access.guard_again",
+            "zero.access.Guarded.__torch_function__",
+            "zero.access.unguard",
+            "zero.access.guard_stepped",
+            "zero.access.guard_again",
         ),
     ],
     "a parameter belongs to no unit": [
-        "guards.unowned.refuse_unowned_in",
-        "guards.unowned.refuse_unowned_of",
-        "guards.unowned.refuse_replaced_in",
+        "zero.refusals.refuse_unowned_in",
+        "zero.refusals.refuse_unowned_of",
+        "zero.refusals.refuse_replaced_in",
     ],
-    "an optimizer's step does not fit, or comes at a wrong time": ["guards.optimizer_guard.before_step"],
-    "an optimizer's rule needs the whole": ["guards.optimizer_trial.refuse_unless_elementwise"],
+    "an optimizer's step does not fit, or comes at a wrong time": ["zero.optimizer_guard.before_step"],
+    "an optimizer's rule needs the whole": ["zero.optimizer_trial.refuse_unless_elementwise"],
     "no rank has used a parameter (the exchange included)": [
         *(
             "zero.unused.Usage.at_the_end",
             "zero.unused.Usage.send",
-            "zero.unused.Usage.arrive",
+            "zero.unused.Usage.wait",
             "zero.unused.Usage.settle",
         ),
     ],
     "requires_grad has changed": [
-        "parameters.freezing.changed_since_sharding",
-        "parameters.freezing.carry_over",
+        "zero.whole_parameter.changed_since_sharding",
+        "zero.whole_parameter.carry_over",
     ],
-    "a pass did not end": ["guards.interrupted.only_failed", "guards.interrupted.refuse_interrupted"],
+    "a pass did not end": ["zero.optimizer_guard.only_failed", "zero.optimizer_guard.refuse_interrupted"],
     "a parameter was replaced, converted or moved": [
-        "parameters.parameter_sites.Site.check",
-        "parameters.flat_checks.refuse_replaced",
+        "zero.whole_parameter.refuse_replaced",
     ],
     "a whole parameter was written to": [
-        "parameters.flat_checks.WritesInUse.note",
-        "parameters.flat_checks.refuse_writes",
+        "zero.whole_parameter.WritesInUse.note",
+        "zero.whole_parameter.refuse_writes",
     ],
     "a backward pass meets other weights than its forward pass": [
-        "guards.stale_backward.Computed.refuse_others"
+        "zero.optimizer_guard.Computed.refuse_others"
     ],
-    "two threads call units": ["guards.unsupported.refuse_threads"],
+    "two threads call units": ["zero.refusals.refuse_threads"],
     "another wrapper or a transformation calls the model": [
-        *("guards.wrappers.refuse_call_by_wrapper", "guards.unsupported.refuse_transforms"),
+        *("zero.refusals.refuse_call_by_wrapper", "zero.refusals.refuse_transforms"),
     ],
     "the ranks are about to do different things": [
         "foundations.exchange_order.Order.before",
@@ -152,10 +145,8 @@ def clock_alone() -> float:
     return sum(clock.seconds.values()) / 100_000
 
 
-def rank(size: Size) -> None:
-    """Train as one rank, and let rank 0 print the costs as a line of JSON."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def costs_on_rank(size: Size) -> dict[str, Any]:
+    """Train on this rank, and return what the guards cost it."""
     clock, each = Clock(), clock_alone()
     install(clock)
     training = Training(CORE["shardbook"], size)
@@ -164,17 +155,12 @@ def rank(size: Size) -> None:
         training.step()
     steps = [Step(clock, training) for _ in range(size.steps)]
     labels = costs_of_labels(training, size.steps)
-    if dist.get_rank() == 0:
-        found = {
-            "step": statistics.median(step.took for step in steps),
-            "trial": first.seconds["an optimizer's rule needs the whole"],
-            "guards": {guard: costs(guard, steps, each) for guard in GUARDS},
-            "labels": labels,
-        }
-        print(json.dumps(found), flush=True)
-    dist.barrier()
-    # torch may keep the backend's threads running; to take the interpreter down around them can abort.
-    os._exit(0)
+    return {
+        "step": statistics.median(step.took for step in steps),
+        "trial": first.seconds["an optimizer's rule needs the whole"],
+        "guards": {guard: costs(guard, steps, each) for guard in GUARDS},
+        "labels": labels,
+    }
 
 
 class Step:
@@ -233,20 +219,8 @@ ROUND = 10_000
 
 
 def measure(size: Size) -> dict[str, Any]:
-    """Run two ranks, and read what rank 0 has printed."""
-    settings = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    settings |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    command = [sys.executable, "-m", "benchmarks.guards", "--rank", json.dumps(asdict(size))]
-    ranks = [
-        subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, **settings, "RANK": str(number)}, stdout=subprocess.PIPE
-        )
-        for number in range(2)
-    ]
-    said = [process.communicate()[0] for process in ranks]
-    if any(process.returncode for process in ranks):
-        sys.exit("a rank failed; its message stands above")
-    found: dict[str, Any] = json.loads(said[0].splitlines()[-1])
+    """Run two ranks, and take what rank 0 has measured."""
+    found: dict[str, Any] = on_ranks(2, costs_on_rank, size)
     return found
 
 
@@ -281,10 +255,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.guards", description=__doc__)
     parser.add_argument("--steps", type=positive, default=20, metavar="N", help="timed steps")
-    parser.add_argument("--rank", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.rank:
-        rank(Size(**json.loads(options.rank)))
     size = replace(Size(), steps=options.steps)
     print(describe(size), flush=True)
     print(table(measure(size)))

@@ -1,18 +1,23 @@
-"""Start the ranks of one contender, where possible on a network that counts nothing but their bytes."""
+"""Start ranks, where possible on a network that counts nothing but their bytes."""
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
+import pickle
 import shutil
 import socket
 import struct
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from typing import Any
+
+from shardbook.foundations.ranks import Server, Task
 
 ROOT = Path(__file__).parent.parent
 SET_FLAGS, UP_AND_RUNNING = 0x8914, 0x41
@@ -54,24 +59,17 @@ class Run:
     stored: dict[str, int] | None
 
 
-def run(name: str, ranks: int, size: Size) -> Run:
-    """Run one contender and read its figures from the last line that it prints."""
-    command = [sys.executable, "-m", "benchmarks.launch", name, str(ranks), json.dumps(asdict(size))]
-    # Large blocks go back to the system as soon as they are freed, or the peak would depend on luck.
-    settings = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "GLOO_SOCKET_IFNAME": "lo"}
-    # A network of its own knows no host names, and torch warns of it in each process.
-    settings["TORCH_CPP_LOG_LEVEL"] = "ERROR"
-    done = subprocess.run(
-        [*namespace(), *command],
-        cwd=ROOT,
-        env={**os.environ, **settings, "COUNTED": "1" if namespace() else ""},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        sys.exit(f"{name} on {ranks} ranks failed; its message stands above")
-    return Run(**json.loads(done.stdout.splitlines()[-1]))
+def enter_network() -> None:
+    """Start this program anew in a network of its own, where the system permits that."""
+    if "COUNTED" not in os.environ:
+        # Large blocks go back to the system as soon as they are freed, or the peak would depend on luck.
+        settings = {"MALLOC_MMAP_THRESHOLD_": "65536", "COUNTED": "1" if namespace() else ""}
+        # A network of its own knows no host names, and torch warns of it in each process.
+        settings["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+        words = [*namespace(), sys.executable, "-m", "benchmarks", *sys.argv[1:]]
+        os.execvpe(words[0], words, {**os.environ, **settings})
+    if os.environ["COUNTED"]:
+        raise_loopback()
 
 
 @cache
@@ -83,40 +81,20 @@ def namespace() -> tuple[str, ...]:
     return command if subprocess.run([*command, "true"], capture_output=True).returncode == 0 else ()
 
 
-def start(name: str, ranks: int, size: str) -> int:
-    """Run all ranks in this network and leave their output on ours."""
-    if os.environ["COUNTED"]:
-        raise_loopback()
-    port = free_port()
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.contender", name, size],
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "WORLD_SIZE": str(ranks),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            },
-        )
-        for rank in range(ranks)
-    ]
-    return max(abs(process.wait()) for process in processes)
-
-
 def raise_loopback() -> None:
     """A fresh network has one interface, and that one is down."""
     with socket.socket() as any_socket:
         fcntl.ioctl(any_socket, SET_FLAGS, struct.pack("16sH14x", b"lo", UP_AND_RUNNING))
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port
+SERVER = Server(["benchmarks.contender"])
+DAY_S = 24 * 60 * 60.0
 
 
-if __name__ == "__main__":
-    sys.exit(start(sys.argv[1], int(sys.argv[2]), sys.argv[3]))
+def on_ranks(count: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function on several ranks, each a fresh process, and return what rank 0 has returned."""
+    # The module of a program has a name by which the ranks can import it.
+    spec = sys.modules[function.__module__].__spec__
+    assert spec is not None
+    named = getattr(import_module(spec.name), function.__name__)
+    return SERVER.run(Task(count, pickle.dumps((named, arguments)), seconds=DAY_S))[0]

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
@@ -24,14 +22,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from benchmarks.__main__ import positive
-from benchmarks.launch import free_port
+from benchmarks.launch import on_ranks
 
 from shardbook import Policy, shard
 from shardbook.foundations.collectives import all_reduce
 from shardbook.models import corpus, gpt
 from shardbook.planning.report import write
 from shardbook.precision.autocast import autocast
-from shardbook.precision.sharded_scaler import ShardedGradScaler
+from shardbook.precision.loss_scaling import ShardedGradScaler
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 # How far a mode may end from FP32. Over three seeds of 200 steps the largest distance was 0.26 %, that of
@@ -104,12 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     if options.json is not None and not options.json.parent.is_dir():
         sys.exit(f"--json {options.json}: there is no folder {options.json.parent}; make it first")
-    with tempfile.TemporaryDirectory() as folder:
-        found = Path(folder, "curves.json")
-        torch.multiprocessing.spawn(on_rank, (free_port(), options, found), nprocs=options.ranks)
-        curves = {
-            name: [Curve(**run) for run in runs] for name, runs in json.loads(found.read_text()).items()
-        }
+    curves: Curves = on_ranks(options.ranks, train_all, options)
     print(table(curves))
     outside = [name for name in curves if MODES[name].in_band and distance(curves, name) > BAND]
     if options.json is not None:
@@ -142,17 +135,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--lr", type=float, default=2e-3, metavar="X", help="learning rate of AdamW")
     add("--json", type=Path, metavar="FILE", help="also write the curves to this file")
     return parser.parse_args(arguments)
-
-
-def on_rank(rank: int, port: int, options: argparse.Namespace, found: Path) -> None:
-    """Train in all modes on one rank; rank 0 leaves the curves in a file."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=options.ranks)
-    curves = train_all(options)
-    if rank == 0:
-        found.write_text(json.dumps({name: list(map(asdict, runs)) for name, runs in curves.items()}))
-    dist.destroy_process_group()
 
 
 def train_all(options: argparse.Namespace) -> Curves:

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint as theirs
 
 from shardbook.checkpointing.checkpointing import checkpoint_module
 from shardbook.models import gpt
-from shardbook.planning.measure import Meter
+from shardbook.planning.forecast import Meter
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from torch import nn
 from torch.optim import Optimizer
 
-from shardbook.planning.measure import Meter
-from shardbook.zero.conductor import conductor_of
+from shardbook.planning.forecast import Meter
+from shardbook.zero.scheduler import scheduler_of
 
 
 def steady(model: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, int]:
@@ -21,7 +21,7 @@ def steady(model: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, int]:
     with Meter() as meter:
         everything = meter.now()
     named = {"parameters": 0, "moments": 0, "step counters": 0, "alignment": 0, "padding": 0}
-    for unit in conductor_of(model).drivers:
+    for unit in scheduler_of(model).units:
         for flat in unit.flats:
             layout, size = flat.layout, flat.layout.dtype.itemsize
             for start, stop in layout.gaps:

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from shardbook import labs, shard
 from shardbook.labs.lessons import where_memory_goes as checks
 from shardbook.models.gpt import GPT, Block, Config
-from shardbook.planning.measure import Meter
+from shardbook.planning.forecast import Meter
 
 labs.begin()
 

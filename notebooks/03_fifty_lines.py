@@ -25,7 +25,7 @@ from shardbook import labs, shard
 from shardbook.labs.lessons import fifty_lines_yourself as checks
 from shardbook.models.corpus import Reader, read
 from shardbook.models.gpt import GPT, Config, loss
-from shardbook.planning.measure import Meter
+from shardbook.planning.forecast import Meter
 
 labs.begin()
 

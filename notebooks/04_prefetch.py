@@ -23,10 +23,10 @@ import torch
 from torch import nn
 
 from shardbook import labs, shard
-from shardbook.foundations import observers
+from shardbook.foundations import hook_context
 from shardbook.labs.lessons import prefetch as checks
 from shardbook.planning.overlap import Wire
-from shardbook.zero.conductor import conductor_of
+from shardbook.zero.scheduler import scheduler_of
 
 labs.begin()
 
@@ -79,7 +79,7 @@ def timeline(depth, seconds):
     # The first step learns the order of the units, and nothing is gathered ahead.
     for _ in range(2):
         seen = Timeline(seconds)
-        observers.observers[:] = [seen]
+        hook_context.observers[:] = [seen]
         model(numbers).square().mean().backward()
     return seen.gathers, seen.computing
 
@@ -325,7 +325,7 @@ class Counts:
     """The most bytes that were whole after any action."""
 
     def __init__(self, model):
-        self.units, self.most = list(conductor_of(model).drivers), 0
+        self.units, self.most = list(scheduler_of(model).units), 0
 
     def begins(self, act, about):
         pass
@@ -342,7 +342,7 @@ def counted(depth):
     model = shard(nn.Sequential(*layers).to(labs.device()), prefetch=depth)
     for _ in range(2):
         counts = Counts(model)
-        observers.observers[:] = [counts]
+        hook_context.observers[:] = [counts]
         model(torch.ones(2, 64, device=labs.device())).sum().backward()
     return [unit.nbytes for unit in counts.units], counts.most
 
@@ -360,5 +360,5 @@ print("counted:  ", [most for _, most in found])
 #   does, and more tokens do.
 # - Each depth costs one more unit in memory.
 #
-# [Prefetching the next unit](src:shardbook/zero/prefetch.py) is the code that asks early, and
-# [labels](src:shardbook/foundations/labels.py) show the same actions in a trace of PyTorch's profiler.
+# [Prefetching the next unit](src:shardbook/zero/scheduler.py) is the code that asks early, and
+# [labels](src:shardbook/foundations/hook_context.py) show the same actions in a trace of PyTorch's profiler.

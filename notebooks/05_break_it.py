@@ -19,14 +19,13 @@ import torch
 from torch import nn
 
 from shardbook import labs, shard
-from shardbook.check.stream_events import Launch, Record, Wait
-from shardbook.check.stream_recorder import Recorder
-from shardbook.check.stream_replay import races
+from shardbook.check.race_recorder import Recorder
+from shardbook.check.race_replay import Launch, Record, Wait, races
 from shardbook.foundations.collectives import PendingReduce
 from shardbook.labs.lessons import break_it as checks
-from shardbook.planning.measure import Meter
-from shardbook.zero.conductor import conductor_of
-from shardbook.zero.zero3 import Zero3
+from shardbook.planning.forecast import Meter
+from shardbook.zero.scheduler import scheduler_of
+from shardbook.zero.unit import Unit
 
 labs.begin()
 
@@ -110,7 +109,7 @@ print(f"SGD, sum, half the rate: {labs.ranks(2, train, torch.optim.SGD, 0.05, Tr
 #
 # ## Keep the memory
 #
-# At stage 3 the method `Zero3.empty` gives back the memory of a unit after each use. The next cell replaces
+# At stage 3 the method `Unit.empty` gives back the memory of a unit after each use. The next cell replaces
 # it by one that only forgets the values, and counts the bytes of one step.
 
 
@@ -129,7 +128,7 @@ class Curve(Meter):
 def bytes_of_a_step(broken):
     """What this rank stores in the course of a forward and a backward pass, in MB."""
     if broken:
-        Zero3.empty = lambda unit: unit.expire()
+        Unit.empty = lambda unit: unit.expire()
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(8)]).to(labs.device())
     model = shard(model)
@@ -187,7 +186,7 @@ def one_unit_leaks():
     """The leaks of a model whose third layer is not freed."""
     model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(4)]).to(labs.device())
     model = shard(model)
-    units = list(conductor_of(model).drivers)
+    units = list(scheduler_of(model).units)
     units[2].empty = units[2].expire
     model(torch.ones(4, 256, device=labs.device()))
     return leaks({unit.name: unit.flats[0].full for unit in units})
@@ -304,5 +303,5 @@ for line in sorted({event.lines[0] for event in trace if isinstance(event, Wait)
 # - A missing wait changes the results of some runs on a GPU, and of none on a CPU. The order of calls shows
 #   it in every run.
 #
-# [Finding races in a recording](src:shardbook/check/stream_replay.py) has the checker of the library, which
+# [Finding races in a recording](src:shardbook/check/race_replay.py) has the checker of the library, which
 # you can run on your own program with `--races`.

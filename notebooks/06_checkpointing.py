@@ -19,11 +19,8 @@ import torch
 from torch import nn
 
 from shardbook import checkpoint, labs
-from shardbook.checkpointing.budget import cheapest, least
-from shardbook.checkpointing.costs import SavedBytes, measure
-from shardbook.checkpointing.flops import FlopCounter
-from shardbook.checkpointing.plans import evaluate
-from shardbook.checkpointing.sequential import Span, cut
+from shardbook.checkpointing.budget import FlopCounter, SavedBytes, cheapest, evaluate, least, measure
+from shardbook.checkpointing.checkpointing import Span, cut
 from shardbook.labs.lessons import checkpointing_lab as checks
 
 labs.begin()

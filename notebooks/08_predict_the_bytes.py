@@ -20,7 +20,7 @@ import torch
 from shardbook import Policy, labs, ledger, shard
 from shardbook.labs.lessons import predict_the_bytes as checks
 from shardbook.models.gpt import GPT, Config, loss, parameters
-from shardbook.planning.measure import Meter
+from shardbook.planning.forecast import Meter
 from shardbook.planning.planner import activations, layouts_of, own_bytes
 
 labs.begin()

@@ -29,7 +29,7 @@ from shardbook import Checkpoints, labs, rank0_only, shard
 from shardbook.labs.lessons import kill_and_resume as checks
 from shardbook.models import corpus
 from shardbook.models.gpt import loss
-from shardbook.train.position import Batches
+from shardbook.train.plan import Batches
 
 labs.begin()
 temporary = TemporaryDirectory()

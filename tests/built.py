@@ -83,7 +83,7 @@ def template_of(prose: Prose) -> str:
 PAGES = [path_of(name, language) for name in NAMES for language in LANGUAGES]
 # A short chapter that has all that a test may spoil: a formula, a table, a drawing, and commentary that is
 # longer than its code.
-CHAPTER = "zero1.html"
+CHAPTER = "rounding.html"
 LONG_CHAPTERS = longest(CHAPTERS, len(LANGUAGES))
 LONG_PROSE = [
     name

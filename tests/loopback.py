@@ -29,9 +29,15 @@ import torch
 import torch.distributed as dist
 
 import ranks
-from shardbook.foundations.collectives import all_gather, all_reduce, broadcast, reduce_scatter_mean, world
-from shardbook.foundations.ledger import ledger
-from shardbook.foundations.torch_versions import start_reduce_scatter
+from shardbook.foundations.collectives import (
+    all_gather,
+    all_reduce,
+    broadcast,
+    ledger,
+    reduce_scatter_mean,
+    world,
+)
+from shardbook.foundations.torch_private import start_reduce_scatter
 
 HEADERS = 20 + 32
 CALLS = 3

@@ -23,11 +23,11 @@ from pathlib import Path
 from threading import Timer
 from typing import Any
 
-from shardbook.precision.sharded_scaler import ShardedGradScaler
+from shardbook.precision.loss_scaling import ShardedGradScaler
 from shardbook.state import checkpoints, run_state, sharded
 from shardbook.train import loop
-from shardbook.zero.conductor import Conductor
 from shardbook.zero.hooks import Hooks
+from shardbook.zero.scheduler import Scheduler
 
 # Where each moment lies: an object and the name of the function that is about to run.
 MOMENTS: dict[str, tuple[Any, str]] = {
@@ -35,7 +35,7 @@ MOMENTS: dict[str, tuple[Any, str]] = {
     "read": (run_state, "read"),
     "forward": (Hooks, "before_forward"),
     "backward": (Hooks, "before_backward"),
-    "reduce": (Conductor, "exchange"),
+    "reduce": (Scheduler, "exchange"),
     # With a scaler, since the optimizer itself is also tried out before the first step.
     "optimizer": (ShardedGradScaler, "step"),
     "save": (checkpoints.Checkpoints, "save"),

@@ -27,10 +27,10 @@ from benchmarks.launch import Run, Size  # noqa: E402
 from benchmarks.steady import steady  # noqa: E402
 
 import loopback  # noqa: E402
-from shardbook.foundations.ledger import ledger  # noqa: E402
+from shardbook.foundations.collectives import ledger  # noqa: E402
 from shardbook.models.gpt import parameters  # noqa: E402
-from shardbook.planning.measure import Meter  # noqa: E402
-from shardbook.planning.planner import moments  # noqa: E402
+from shardbook.planning.forecast import Meter  # noqa: E402
+from shardbook.planning.planner import peak_moments  # noqa: E402
 
 SMALL = Size(layers=2, width=20, heads=2, context=10, vocabulary=30, batch=2, steps=1, warm_up=0)
 
@@ -125,7 +125,7 @@ def test_the_peak_is_compared_with_the_sum_and_the_time_with_the_step_that_excha
 
 
 def test_the_saved_activations_are_those_of_the_forecast() -> None:
-    one, two = (moments(replace(config_of(SMALL), layers=layers), SMALL.batch)[0] for layers in (1, 2))
+    one, two = (peak_moments(replace(config_of(SMALL), layers=layers), SMALL.batch)[0] for layers in (1, 2))
     assert saved_by_blocks(SMALL) == SMALL.layers * (two - one)
 
 

@@ -20,7 +20,7 @@ from sidelit.site import proved
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 # Their examples talk to another rank; tests/book/foundations/test_collectives.py runs them on two.
-ON_TWO_RANKS = {"shardbook.foundations.collectives", "shardbook.foundations.ledger"}
+ON_TWO_RANKS = {"shardbook.foundations.collectives"}
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -65,8 +65,8 @@ def lines_of_code(path: Path) -> int:
 @pytest.mark.cases(now=491)
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT / "src").as_posix())
 def test_a_module_is_small(path: Path) -> None:
-    """It has at most 350 lines of code; explanation never has to leave to make room."""
-    assert lines_of_code(path) <= 350
+    """It has at most 500 lines of code; explanation never has to leave to make room."""
+    assert lines_of_code(path) <= 500
 
 
 def test_the_command_of_every_chapter_runs_something() -> None:

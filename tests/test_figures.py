@@ -95,7 +95,7 @@ def test_a_figure_has_a_drawing_for_narrow_screens(name: str) -> None:
 def test_each_figure_is_shown_on_a_page() -> None:
     texts = [file_of(page).read_text("utf-8") for page in PAGES]
     shown_there = {
-        name for text in texts for name in re.findall(r"(?m)^(?::figure:|::: figure) (\w+)$", text)
+        name for text in texts for name in re.findall(r"(?m)^(?:# )?(?::figure:|::: figure) (\w+)$", text)
     }
     assert shown_there == {*NAMES}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from itertools import product
 
 import pytest
@@ -48,13 +49,27 @@ def test_the_tour_shows_the_lines_whose_absence_the_twins_replay(taken: list[sec
     assert sorted(made.twins) == ["no_mean", "no_wait"]
     for twin in made.twins.values():
         (removed,) = {(event.path, event.definition, event.line) for event in twin.events if event.removed}
-        path = CONFIG.project / "src" / removed[0]
+        text = (CONFIG.project / "src" / removed[0]).read_text("utf-8")
+        first, last = definition(text, removed[1])
         (number,) = (
             number
-            for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
-            if line.strip() == removed[2]
+            for number, line in enumerate(text.splitlines()[:last], 1)
+            if number >= first and line.strip() == removed[2]
         )
         assert number in shown, removed
+
+
+def definition(text: str, qualname: str) -> tuple[int, int]:
+    """The first and the last line of a method."""
+    owner, _, name = qualname.partition(".")
+    (found,) = (
+        node
+        for each in ast.parse(text).body
+        if isinstance(each, ast.ClassDef) and each.name == owner
+        for node in each.body
+        if isinstance(node, ast.FunctionDef) and node.name == name
+    )
+    return found.lineno, found.end_lineno or found.lineno
 
 
 @pytest.mark.full

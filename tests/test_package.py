@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from shardbook.foundations.torch_versions import NEWEST, OLDEST
+from shardbook.foundations.torch_private import NEWEST, OLDEST
 
 if sys.version_info >= (3, 11):
     import tomllib

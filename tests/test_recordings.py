@@ -116,7 +116,7 @@ def test_a_line_that_is_not_there_once_is_no_point() -> None:
         points({"shardbook/zero/unit.py#Unit.wait": ("nowhere",)})
     with pytest.raises(ValueError, match="unpack"):
         points({"shardbook/zero/unit.py#Unit.wait": ("self",)})
-    (found,) = points({"shardbook/zero/zero1.py#Zero1.fetch": ("flat.gathering = all_gather(",)}).values()
+    (found,) = points({"shardbook/zero/unit.py#Unit.fetch": ("flat.gathering = all_gather(",)}).values()
     assert [(one.last - one.first, one.line) for one in found] == [(2, "flat.gathering = all_gather(")]
 
 

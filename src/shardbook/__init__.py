@@ -9,135 +9,136 @@ Each module of this package is a chapter. The groups are the folders of the pack
 [Messages of the commands](command.py).
 
 **Foundations**: [Collectives](collectives.py), [All-to-all instead of
-reduce-scatter](exchange.py), [The byte ledger](ledger.py), [One flat
-vector](layout.py), [Huge pages](huge_pages.py), [Tensor versions](versions.py),
+reduce-scatter](collectives.py), [The byte ledger](collectives.py), [One flat
+vector](layout.py), [Huge pages](streams.py), [Tensor versions](torch_private.py),
 [Streams](streams.py), [The context of a hook](hook_context.py),
-[Observers](observers.py), [Labels for a profiler](labels.py), [Private names of
-PyTorch](torch_private.py), [Versions of PyTorch](torch_versions.py), [Nested calls of a
-module](nesting.py), [The ranks compare their models](agreement.py), [The ranks keep one
-order of exchanges](exchange_order.py), [Rounds through the store](store_rounds.py),
-[The next exchange of a rank](steps.py), [A monitor thread for ranks that
-wait](monitor.py), [The progress of a rank](progress.py), [Standstill](standstill.py),
-[A rank whose process has ended](ended.py), [A rank that leaves](leaving.py), [Ranks
-that share a model, and ranks that repeat it](groups.py), [Restoring the random
-numbers](rng.py), [Rules in PyTorch's reentrant checkpoint](reentrant_rules.py).
+[Observers](hook_context.py), [Labels for a profiler](hook_context.py), [Private names of
+PyTorch](torch_private.py), [Versions of PyTorch](torch_private.py), [Nested calls of a
+module](hook_context.py), [The ranks compare their models](agreement.py), [The ranks keep one
+order of exchanges](exchange_order.py), [Rounds through the store](agreement.py),
+[The next exchange of a rank](agreement.py), [A monitor thread for ranks that
+wait](watchdog.py), [The progress of a rank](watchdog.py), [Standstill](watchdog.py),
+[A rank whose process has ended](agreement.py), [A rank that leaves](watchdog.py), [Ranks
+that share a model, and ranks that repeat it](collectives.py), [Restoring the random
+numbers](rng.py), [Rules in PyTorch's reentrant checkpoint](hook_context.py), [Starting ranks on this
+machine](foundations/ranks.py), [The fork server](forkserver.py).
 
 **Models**: [A small GPT](gpt.py), [A loss in chunks](chunked_loss.py), [The text of the
 examples](corpus.py).
 
 **Parameters**: [The flat vector](flat.py), [What a flat vector
-refuses](flat_checks.py), [The class of a whole parameter](whole_form.py), [Access to a
-slice](access.py), [The gradients of a flat vector](gradients.py), [Gradients that wait
-for their exchange](waiting.py), [Freezing and unfreezing](freezing.py), [Parameter
-sites](parameter_sites.py), [Counting a constructor's writes](written.py), [Copies
-between device and host](host.py), [The policy](policy.py), [Master
-weights](masters.py), [Offload](offload.py), [Norms and losses](norms.py).
+refuses](whole_parameter.py), [The class of a whole parameter](whole_parameter.py), [Access to a
+slice](access.py), [The gradients of a flat vector](flat.py), [Gradients that wait
+for their exchange](waiting.py), [Freezing and unfreezing](whole_parameter.py), [Parameter
+sites](parameter_sites.py), [Counting a constructor's writes](construct.py), [Copies
+between device and host](offload.py), [The policy](policy.py), [Master
+weights](flat.py), [Offload](offload.py), [Norms and losses](policy.py).
 
-**Guards**: [Interrupted forward and backward passes](interrupted.py), [Weights that
-change before the backward pass](stale_backward.py), [No second wrapper](wrappers.py),
-[Transforms and methods that a sharded model refuses](unsupported.py), [Tensors in one
-memory](shared_memory.py), [Checks before an optimizer's step](optimizer_guard.py),
-[Parameters that belong to no unit](unowned.py), [Copying an
-optimizer](optimizer_copy.py), [The trial of an optimizer](optimizer_trial.py).
+**Guards**: [Interrupted forward and backward passes](optimizer_guard.py), [Weights that
+change before the backward pass](optimizer_guard.py), [No second wrapper](refusals.py),
+[Transforms and methods that a sharded model refuses](refusals.py), [Tensors in one
+memory](refusals.py), [Checks before an optimizer's step](optimizer_guard.py),
+[Parameters that belong to no unit](refusals.py), [Copying an
+optimizer](optimizer_trial.py), [The trial of an optimizer](optimizer_trial.py).
 
-**ZeRO**: [A unit](unit.py), [Stage 0: every rank keeps everything](replicate.py),
-[Stage 1: the optimizer's state is split](zero1.py), [Stage 2: the gradients are
-split](zero2.py), [Stage 3: the parameters are split](zero3.py), [The hooks of a
+**ZeRO**: [A unit](unit.py), [Stage 0: every rank keeps everything](unit.py),
+[Stage 1: the optimizer's state is split](unit.py), [Stage 2: the gradients are
+split](unit.py), [Stage 3: the parameters are split](unit.py), [The hooks of a
 layer](hooks.py), [Gathering on demand](demand.py), [Views that outlive a
-unit](views.py), [The order of the exchanges](conductor.py), [Clearing up before the
-next forward or backward pass](fresh_start.py), [Unused parameters](unused.py),
-[Prefetching the next unit](prefetch.py), [Sharding a model](model.py), [Building a
+unit](demand.py), [The order of the exchanges](scheduler.py), [Clearing up before the
+next forward or backward pass](scheduler.py), [Unused parameters](unused.py),
+[Prefetching the next unit](scheduler.py), [Sharding a model](model.py), [Building a
 model unit by unit](construct.py), [Saving and loading a sharded model](state_dict.py),
-[Casts at the model's boundary](model_casts.py).
+[Casts at the model's boundary](model.py).
 
 **Training**: [Gradient accumulation over micro-batches](accumulate.py), [Unequal
-numbers of batches on the ranks](uneven.py), [Gradient clipping](clip.py), [Whole
+numbers of batches on the ranks](accumulate.py), [Gradient clipping](clip.py), [Whole
 parameters outside the forward pass](whole.py), [Stepping inside the backward
-pass](step_in_backward.py), [Saving and loading optimizer state](optimizer_state.py),
-[Evaluating in full precision](full_precision.py).
+pass](accumulate.py), [Saving and loading optimizer state](optimizer_state.py),
+[Evaluating in full precision](whole.py).
 
 **Mixed precision**: [Floating-point formats](formats.py), [What rounding does to
 training](rounding.py), [Autocast](autocast.py), [The rules of
-autocast](autocast_rules.py), [Casting inputs in a function mode](casting.py), [Loss
-scaling](loss_scaling.py), [Dividing and checking the gradients](unscaling.py), [Loss
-scaling over ranks](sharded_scaler.py).
+autocast](autocast.py), [Casting inputs in a function mode](autocast.py), [Loss
+scaling](loss_scaling.py), [Dividing and checking the gradients](loss_scaling.py), [Loss
+scaling over ranks](loss_scaling.py).
 
 **Activation checkpointing**: [Activation checkpointing](checkpointing.py), [What a
-layer costs](costs.py), [Counting FLOPs](flops.py), [Restoring
-autocast](autocast_state.py), [Reentrant checkpointing](reentrant.py), [A segment of a
+layer costs](budget.py), [Counting FLOPs](budget.py), [Restoring
+autocast](segment.py), [Reentrant checkpointing](reentrant.py), [A segment of a
 reentrant checkpoint](segment.py), [Non-reentrant checkpointing](saved_tensors.py),
 [Saving the arguments of a checkpoint](arguments.py), [The
-recomputation](recomputation.py), [Checking that both runs agree](determinism.py),
-[Finding the operation where two runs diverge](operations.py), [Tensors that cross
-streams](handover.py), [The blocks of PyTorch that change
-checkpoints](torch_settings.py), [Checkpointing a chain in segments](sequential.py),
-[The memory and the cost of a plan](plans.py), [The cheapest plan for a
+recomputation](segment.py), [Checking that both runs agree](determinism.py),
+[Finding the operation where two runs diverge](determinism.py), [Tensors that cross
+streams](arguments.py), [The blocks of PyTorch that change
+checkpoints](determinism.py), [Checkpointing a chain in segments](checkpointing.py),
+[The memory and the cost of a plan](budget.py), [The cheapest plan for a
 budget](budget.py), [Selective checkpointing](selective.py), [Reusing kept results in
-the recomputation](saved_results.py), [Checkpoints inside compiled code](traced.py).
+the recomputation](saved_tensors.py), [Checkpoints inside compiled code](traced.py).
 
 **Streaming**: [Activation checkpoints in pieces, or on the host](residual.py),
 [Streaming a model through one device](streaming.py), [Cutting a model into
-slices](chain_cuts.py).
+slices](streaming.py).
 
 **Planning**: [The memory planner](planner.py), [When a gather hides](overlap.py), [The
-bytes of a policy](policy_bytes.py), [The report of a run](report.py), [Counting the
-stored bytes](measure.py), [Forecasting a training step](forecast.py), [The peak of a
-construction](construction.py).
+bytes of a policy](forecast.py), [The report of a run](report.py), [Counting the
+stored bytes](forecast.py), [Forecasting a training step](forecast.py), [The peak of a
+construction](planner.py).
 
-**Saving and loading**: [Cutting a slice into boxes](boxes.py), [What a rank stores in a
-checkpoint](stored.py), [Sharded checkpoints](sharded.py), [The files of a sharded
-checkpoint](sharded_files.py), [Checksums of a checkpoint's
-elements](checked_elements.py), [Reading a checkpoint's index without running a
-pickle](checkpoint_index.py), [Buffers and random states of each rank](rank_state.py),
+**Saving and loading**: [Cutting a slice into boxes](schema.py), [What a rank stores in a
+checkpoint](optimizer_entries.py), [Sharded checkpoints](sharded.py), [The files of a sharded
+checkpoint](sharded.py), [Checksums of a checkpoint's
+elements](together.py), [Reading a checkpoint's index without running a
+pickle](schema.py), [Buffers and random states of each rank](run_state.py),
 [Optimizer state in a checkpoint](optimizer_entries.py), [Object states as
-JSON](plain_data.py), [The state of a run](run_state.py), [The list of a checkpoint's
-files](file_list.py), [What the files of a checkpoint may say](schema.py), [Asynchronous
-checkpoints](background.py), [Sharing results and errors between ranks](together.py), [A
+JSON](schema.py), [The state of a run](run_state.py), [The list of a checkpoint's
+files](together.py), [What the files of a checkpoint may say](schema.py), [Asynchronous
+checkpoints](folder_names.py), [Sharing results and errors between ranks](together.py), [A
 folder of checkpoints](checkpoints.py), [Saving a model as
 safetensors](model_folder.py), [Tensor names in a model folder](folder_names.py), [Names
-in the files of the transformers library](hub_names.py), [Loading checkpoints of other
+in the files of the transformers library](model_folder.py), [Loading checkpoints of other
 programs](torch_checkpoint.py), [The index of another program's
-checkpoint](foreign_index.py), [The safetensors format](tensor_file.py).
+checkpoint](model_folder.py), [The safetensors format](tensor_file.py).
 
 **Other ways to split a model**: [Tensor parallelism](tensor_parallel.py), [ZeRO-R:
-activations, buffers and fragmentation](zero_r.py), [Pipeline
+activations, buffers and fragmentation](tensor_parallel.py), [Pipeline
 parallelism](pipeline_parallel.py), [Three dimensions of
-parallelism](three_dimensions.py), [The programs of this part](programs.py).
+parallelism](tensor_parallel.py), [The programs of this part](programs.py).
 
 **The training program**: [Parsing and checking the options](options.py), [The option
-groups of the training program](option_groups.py), [Options in a configuration
-file](option_file.py), [Starting the ranks](ranks.py), [The same options on all ranks
-and in a resumed run](same_options.py), [The training text](text.py),
-[Memory-mapped text](mapped_text.py), [Encoding text with a tokenizer](tokens.py), [The
-position of a run in its text](position.py), [The learning-rate schedule](schedule.py),
+groups of the training program](options.py), [Options in a configuration
+file](options.py), [Starting the ranks](train/ranks.py), [The same options on all ranks
+and in a resumed run](train/ranks.py), [The training text](text.py),
+[Memory-mapped text](text.py), [Encoding text with a tokenizer](text.py), [The
+position of a run in its text](plan.py), [The learning-rate schedule](plan.py),
 [Losses and gradients that are not finite](not_finite.py), [Planning the memory of a
-run](plan.py), [The parts of a run](assemble.py), [Training on several
-machines](machines.py), [Resuming a run](saving.py), [Training a sharded
-model](loop.py), [The loss on unseen text](evaluation.py), [Tracking the figures of each
-step](tracking.py), [A trace of one step](trace.py), [A snapshot of the memory at its
-peak](memory_snapshot.py).
+run](plan.py), [The parts of a run](plan.py), [Training on several
+machines](train/ranks.py), [Resuming a run](saving.py), [Training a sharded
+model](loop.py), [The loss on unseen text](loop.py), [Tracking the figures of each
+step](tracking.py), [A trace of one step](tracking.py), [A snapshot of the memory at its
+peak](tracking.py).
 
 **Fine-tuning**: [Fine-tuning a GPT-NeoX](finetune.py), [The options of
 fine-tuning](finetune_options.py), [Opening a pretrained model](pretrained.py),
-[Training a subset of the parameters](trained_parameters.py), [LoRA through
-peft](adapters.py), [Choosing the units of a transformers model](model_units.py),
-[Loading a model into shards](sharded_loading.py), [Writing the fine-tuned
-model](tuned_folder.py), [The report of fine-tuning](finetune_report.py), [Planning the
-memory of fine-tuning](finetune_plan.py).
+[Training a subset of the parameters](tuned_folder.py), [LoRA through
+peft](tuned_folder.py), [Choosing the units of a transformers model](pretrained.py),
+[Loading a model into shards](tuned_folder.py), [Writing the fine-tuned
+model](tuned_folder.py), [The report of fine-tuning](finetune.py), [Planning the
+memory of fine-tuning](finetune.py).
 
 **Checking a script**: [Checking a script](check_command.py), [Running a script under
-watch](checked_run.py), [Findings](findings.py), [The line of the program](place.py),
+watch](checked_run.py), [Findings](watches.py), [The line of the program](watches.py),
 [The watches of a checked run](watches.py), [Comparing notes between
-ranks](between_ranks.py), [Checking the steps, and ending the script](watch_steps.py),
+ranks](watches.py), [Checking the steps, and ending the script](watch_data.py),
 [Checking the gradients](watch_gradients.py), [Checking the
-parameters](watch_parameters.py), [Checking batches, modes and random
+parameters](watch_gradients.py), [Checking batches, modes and random
 numbers](watch_data.py), [Checking code that uses slices](watch_slices.py), [Checking
-the sent bytes](watch_bytes.py), [Checking the stored bytes](watch_memory.py), [The page
-of findings](diagnosis.py), [Checking for races between streams](watch_races.py), [A
-recording of streams](stream_events.py), [Finding races in a
-recording](stream_replay.py), [Recording a run as if on a GPU](stream_recorder.py),
-[Memory and the host in a recording](stream_memory.py), [A modelled device with
-streams](stream_device.py).
+the sent bytes](watch_memory.py), [Checking the stored bytes](watch_memory.py), [The page
+of findings](checked_run.py), [Checking for races between streams](checked_run.py), [A
+recording of streams](race_replay.py), [Finding races in a
+recording](race_replay.py), [Recording a run as if on a GPU](race_recorder.py),
+[Memory and the host in a recording](race_recorder.py), [A modelled device with
+streams](race_recorder.py).
 """
 
 # The press and its site live in the same distribution and need no torch. So torch is
@@ -152,41 +153,40 @@ except ModuleNotFoundError as error:
         name="torch",
     ) from error
 else:
-    from shardbook.foundations.torch_versions import check_version as _check_version
+    from shardbook.foundations.torch_private import check_version as _check_version
 
     _check_version(_torch.__version__)
 
 from shardbook.checkpointing.budget import cheapest
-from shardbook.checkpointing.checkpointing import checkpoint, checkpoint_module
+from shardbook.checkpointing.checkpointing import (
+    checkpoint,
+    checkpoint_module,
+    checkpoint_sequential,
+)
 from shardbook.checkpointing.determinism import CheckpointError
 from shardbook.checkpointing.selective import ATTENTION, Keep
-from shardbook.checkpointing.sequential import checkpoint_sequential
 from shardbook.foundations.agreement import Disagreement
-from shardbook.foundations.labels import profiler_labels
-from shardbook.foundations.ledger import ledger
-from shardbook.foundations.standstill import standstill_after
+from shardbook.foundations.collectives import ledger
+from shardbook.foundations.hook_context import profiler_labels
+from shardbook.foundations.watchdog import standstill_after
 from shardbook.models.chunked_loss import ChunkedGPT
-from shardbook.parameters.policy import Policy
 from shardbook.precision.autocast import autocast
-from shardbook.precision.loss_scaling import GradScaler
-from shardbook.precision.sharded_scaler import ShardedGradScaler
+from shardbook.precision.loss_scaling import GradScaler, ShardedGradScaler
 from shardbook.state.checkpoints import Checkpoints
 from shardbook.state.model_folder import load_safetensors, save_safetensors
 from shardbook.state.torch_checkpoint import load_torch_checkpoint
 from shardbook.streaming.residual import offload, partition
 from shardbook.streaming.streaming import stream
-from shardbook.training.accumulate import no_sync
+from shardbook.training.accumulate import join, no_sync, step_in_backward
 from shardbook.training.clip import clip_grad_norm_, clip_grad_value_
-from shardbook.training.full_precision import full_precision
 from shardbook.training.optimizer_state import (
     load_optimizer_state_dict,
     optimizer_state_dict,
 )
-from shardbook.training.step_in_backward import step_in_backward
-from shardbook.training.uneven import join
-from shardbook.training.whole import whole
+from shardbook.training.whole import full_precision, whole
 from shardbook.zero.model import Zero3Layer, Zero3Sequential, shard
-from shardbook.zero.prefetch import Prefetch
+from shardbook.zero.policy import Policy
+from shardbook.zero.scheduler import Prefetch
 from shardbook.zero.state_dict import load_from_rank0, rank0_only
 
 __all__ = [

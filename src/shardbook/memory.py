@@ -88,7 +88,6 @@ import torch
 
 from shardbook.command import Mistake, Parser, complain, whole, writable
 from shardbook.models.gpt import Config, parameters
-from shardbook.parameters.policy import Policy
 from shardbook.planning.planner import (
     activations,
     layouts_of,
@@ -97,6 +96,7 @@ from shardbook.planning.planner import (
     tables,
 )
 from shardbook.planning.report import write_figures
+from shardbook.zero.policy import Policy
 
 __all__ = ["Cost", "Row", "cost_of", "main", "parser", "zero_table"]
 

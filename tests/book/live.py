@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from shardbook.planning.measure import wait_for_gloo
+from shardbook.planning.forecast import wait_for_gloo
 
 
 class LiveStorages(TorchDispatchMode):

@@ -33,9 +33,10 @@ from shardbook import checkpoint as book_checkpoint
 from shardbook.foundations.collectives import all_reduce
 from shardbook.streaming import residual
 from shardbook.streaming.streaming import stream
-from shardbook.training.full_precision import full_precision
+from shardbook.training.accumulate import step_in_backward
 from shardbook.training.optimizer_state import optimizer_state_dict
-from shardbook.training.step_in_backward import step_in_backward
+from shardbook.training.whole import full_precision
+from shardbook.zero import unit
 
 STEPS, WIDTH, VOCABULARY = 3, 24, 16
 
@@ -206,6 +207,30 @@ def narrow(stage: int) -> None:
     training = Training(stage, policy=Policy(reduce_dtype=torch.bfloat16), prefetch=3)
     for _ in range(STEPS):
         training.step(micro_batches=2)
+
+
+@contextmanager
+def exchanged_together(nbytes: int) -> Iterator[None]:
+    """In this block so many bytes of small units are exchanged together."""
+    before, unit.BUNDLE = unit.BUNDLE, nbytes
+    try:
+        yield
+    finally:
+        unit.BUNDLE = before
+
+
+def separate(stage: int) -> None:
+    """No units are exchanged together, however small they are."""
+    with exchanged_together(0):
+        accumulated(stage)
+
+
+def paired(stage: int) -> None:
+    """Two units or so are exchanged together: the embedding takes 1.5 KiB, the head a little more."""
+    training = Training(stage)
+    with exchanged_together(3_500):
+        for _ in range(STEPS):
+            training.step(micro_batches=2)
 
 
 def low(stage: int) -> None:
@@ -520,6 +545,8 @@ MODES: list[Mode] = [
     kept,
     clipped,
     narrow,
+    separate,
+    paired,
     low,
     offloaded,
     offloaded_low,

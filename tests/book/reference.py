@@ -26,7 +26,7 @@ from book.toys import (
 )
 
 if TYPE_CHECKING:
-    from shardbook.foundations.ledger import Ledger
+    from shardbook.foundations.collectives import Ledger
 
 Losses = Sequence[Callable[[], Tensor]]
 STAGES = (0, 1, 2, 3)
@@ -220,7 +220,7 @@ def assert_same_values(sharded: nn.Module, plain: nn.Module) -> None:
 
 def second_step(model: nn.Module, optimizer: str) -> Ledger:
     """What this rank sends and moves in a step, after one in which the order of the units was recorded."""
-    from shardbook.foundations.ledger import ledger
+    from shardbook.foundations.collectives import ledger
 
     stepping = optimizer_for(optimizer, model.parameters())
     for number in range(2):
@@ -238,11 +238,11 @@ def storages(tensors: Any) -> int:
 
 def compared_bytes(model: nn.Module) -> int:
     """What a rank sends to find out which parameters any rank has used."""
-    from shardbook.zero.conductor import conductor_of
+    from shardbook.zero.scheduler import scheduler_of
 
-    conductor = conductor_of(model)
-    size = dist.get_world_size(conductor.order.group)
-    units = list(conductor.drivers)
+    scheduler = scheduler_of(model)
+    size = dist.get_world_size(scheduler.order.group)
+    units = list(scheduler.units)
     everything = units[0].stage == 0
     numbers = 2 * everything + sum(
         len(flat.layout.slots) for unit in units for flat in unit.flats if everything or flat.layout.trainable
@@ -253,11 +253,11 @@ def compared_bytes(model: nn.Module) -> int:
 
 def padded_bytes(model: nn.Module, *, trainable: bool | None = None) -> int:
     """The bytes of all flat vectors of a sharded model, each with its padding."""
-    from shardbook.zero.conductor import conductor_of
+    from shardbook.zero.scheduler import scheduler_of
 
     return sum(
         flat.layout.padded * flat.layout.dtype.itemsize
-        for unit in conductor_of(model).drivers
+        for unit in scheduler_of(model).units
         for flat in unit.flats
         if trainable is None or flat.layout.trainable == trainable
     )

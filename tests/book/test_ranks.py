@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
 import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -67,8 +66,7 @@ started: list[int] = []
 
 
 def interrupt(*_: object) -> None:
-    (server,) = servers()
-    started.extend(children_of(server.pid))
+    started.extend(forked())
     raise Complaint("interrupted")
 
 
@@ -87,15 +85,10 @@ def add_a_note(note: str) -> list[str]:
     return notes
 
 
-def servers() -> list[Any]:
-    """The processes that start ranks for this one. Other tests may have left a Python that starts warm."""
-    return [process for process in multiprocessing.active_children() if process.name == "rank-server"]
-
-
-def children_of(parent: int | None) -> list[int]:
-    """The processes that another one has started and that have not ended."""
-    found = Path(f"/proc/{parent}/task/{parent}/children").read_text("utf-8")
-    return [int(number) for number in found.split()]
+def forked() -> list[int]:
+    """The processes of the server that have not ended: its copy for this file, and the copy's ranks."""
+    server = ranks.SERVER.running()
+    return [child.pid for child in psutil.Process(server.pid).children(recursive=True)] if server else []
 
 
 def call(function: Callable[[int], tuple[int, int]]) -> tuple[int, int]:
@@ -180,9 +173,8 @@ def test_a_hanging_rank_is_named_with_its_stack_and_killed() -> None:
     with pytest.raises(ranks.RanksFailed, match="no answer within 4 s from rank 0") as failure:
         ranks.run(2, one_waits_for_ever, timeout=4)
     assert "in one_waits_for_ever" in str(failure.value)
-    (server,) = servers()
-    # The store of the ranks to come.
-    assert len(children_of(server.pid)) == 1
+    # The copy of the server that forks the ranks of this file.
+    assert len(forked()) == 1
 
 
 @pytest.mark.full
@@ -193,8 +185,8 @@ def test_a_test_that_is_interrupted_leaves_no_rank_behind() -> None:
             ranks.run(2, interrupts_the_test_and_waits, os.getpid())
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert servers() == []
-    assert len(started) == 3  # the store, and two ranks
+    assert ranks.SERVER.running() is None
+    assert len(started) == 3  # the copy of the server, and two ranks
     assert not any(Path(f"/proc/{rank}").exists() for rank in started)
     assert ranks.run(1, who, 0) == [(0, 1)]
 

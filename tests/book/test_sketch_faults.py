@@ -18,9 +18,8 @@ import ranks
 from book import sketches
 from book.sketches import Chain, Hang, chain, changed, from_plain, models, one_step, sketched, watched
 from shardbook import Disagreement, clip_grad_norm_, join, shard, whole
-from shardbook.check.stream_device import Stream, device
-from shardbook.check.stream_recorder import Recorder
-from shardbook.check.stream_replay import races
+from shardbook.check.race_recorder import Recorder, Stream, device
+from shardbook.check.race_replay import races
 
 LESSON = Path(__file__).parents[2] / "site" / "lessons" / "fifty_lines.md"
 MEAN = "return total / dist.get_world_size(), None"

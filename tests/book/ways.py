@@ -11,14 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardbook.checkpointing import saved_results, saved_tensors
-from shardbook.checkpointing.budget import cheapest, least
-from shardbook.checkpointing.checkpointing import checkpoint, checkpoint_module
-from shardbook.checkpointing.costs import Chain, measure
-from shardbook.checkpointing.flops import FlopCounter
-from shardbook.checkpointing.plans import Plan, evaluate
+from shardbook.checkpointing import saved_tensors
+from shardbook.checkpointing.budget import Chain, FlopCounter, Plan, cheapest, evaluate, least, measure
+from shardbook.checkpointing.checkpointing import checkpoint, checkpoint_module, checkpoint_sequential, cut
 from shardbook.checkpointing.selective import ATTENTION
-from shardbook.checkpointing.sequential import checkpoint_sequential, cut
 from shardbook.models.gpt import GPT, Block, Config
 
 CONFIG = Config(layers=12, width=128, heads=4, context=128)
@@ -85,19 +81,19 @@ class Alive:
         self.known = {p.untyped_storage() for p in model.parameters()}
         self.storages: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self.peak = 0
-        fill, add = saved_tensors.Placeholder.fill, saved_results.Store.add
+        fill, add = saved_tensors.Placeholder.fill, saved_tensors.Store.add
 
         def filled(placeholder: Any, tensor: Tensor) -> None:
             fill(placeholder, tensor)
             self.note(tensor)
 
-        def added(store: Any, entry: saved_results.Kept, written: list[Tensor]) -> None:
+        def added(store: Any, entry: saved_tensors.Kept, written: list[Tensor]) -> None:
             add(store, entry, written)
-            for tensor in saved_results.tensor_leaves(entry.value):
+            for tensor in saved_tensors.tensor_leaves(entry.value):
                 self.note(tensor)
 
         monkeypatch.setattr(saved_tensors.Placeholder, "fill", filled)
-        monkeypatch.setattr(saved_results.Store, "add", added)
+        monkeypatch.setattr(saved_tensors.Store, "add", added)
 
     def note(self, tensor: Tensor) -> Tensor:
         if tensor.untyped_storage() not in self.known:

@@ -133,7 +133,7 @@ def test_a_lab_runs_and_judges(name: str, most: int | None, tmp_path: Path) -> N
 PEAK = """\
 import resource, sys
 from shardbook.labs import lab_ranks
-lab_ranks.close()
+lab_ranks.SERVER.close()
 peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
 print(peak * (1 if sys.platform == "darwin" else 1024))
 """

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import ranks
 from book.reference import assert_same_values
-from book.zero.test_conductor import WIDTH, Model, Run, Unit, assert_clean, data, train
+from book.zero.test_scheduler import WIDTH, Model, Run, Unit, assert_clean, data, train
 from tiers import rows
 
 Program = Callable[[Run, int], list[Tensor]]

@@ -27,9 +27,8 @@ from torch.distributed.distributed_c10d import _get_default_store
 from book.programs import Training
 from book.toys import batch, chain, error
 from shardbook import Disagreement, shard, standstill_after
-from shardbook.foundations.collectives import world
-from shardbook.foundations.ledger import ledger
-from shardbook.zero.conductor import conductor_of
+from shardbook.foundations.collectives import ledger, world
+from shardbook.zero.scheduler import scheduler_of
 
 STANDSTILL = 1.0  # seconds; the default is a minute
 WORDS = re.compile("has shape|is about to gather")  # what a disagreement says
@@ -68,7 +67,7 @@ def order(device: torch.device) -> None:
     def step() -> None:
         training.loss().backward()
         # The device waits now, and another thread finds out.
-        monitor = conductor_of(training.model).order.monitor
+        monitor = scheduler_of(training.model).order.monitor
         assert monitor is not None
         monitor.join(15)
         training.optimizer.step()

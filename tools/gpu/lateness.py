@@ -24,7 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from book.programs import Block, Model
 from book.waits import BOOK
-from shardbook.foundations.torch_versions import ALL_GATHER, REDUCE_SCATTER
+from shardbook.foundations.torch_private import ALL_GATHER, REDUCE_SCATTER
 
 # Which side is late: the streams beside the compute stream, the compute stream, the first or the last rank.
 SIDE, COMPUTE, FIRST, LAST = "side", "compute", "first", "last"

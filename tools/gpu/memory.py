@@ -29,12 +29,10 @@ import torch.nn.functional as F
 from tools.gpu.kit import Kit
 from tools.gpu.together import take_device, together
 
-from shardbook.planning.forecast import forecast
-from shardbook.planning.measure import Meter
-from shardbook.train.assemble import assemble
+from shardbook.planning.forecast import Meter, forecast
 from shardbook.train.loop import step
 from shardbook.train.options import parse
-from shardbook.train.plan import plan
+from shardbook.train.plan import assemble, plan
 from shardbook.train.text import prepare, readers
 
 CLOSE = 0.02

@@ -31,10 +31,10 @@ from shardbook.foundations.collectives import (
     all_reduce,
     all_reduce_max,
     broadcast,
+    ledger,
     reduce_scatter_mean,
     world,
 )
-from shardbook.foundations.ledger import ledger
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.int32, torch.int64)
 NUMELS = (1, 7, 4096, 250_001)

@@ -22,12 +22,18 @@ from benchmarks import parity
 from tools.gpu.kit import Kit
 from torch import Tensor, nn
 
-from shardbook.precision.autocast import autocast
-from shardbook.precision.autocast_rules import COMPOSED, COMPOSED_FP32, DECOMPOSITIONS, RULES, SYNONYMS, Rule
-from shardbook.precision.casting import Casting
+from shardbook.precision.autocast import (
+    COMPOSED,
+    COMPOSED_FP32,
+    DECOMPOSITIONS,
+    RULES,
+    SYNONYMS,
+    Casting,
+    Rule,
+    autocast,
+)
 from shardbook.precision.formats import BF16, E4M3FN, E5M2, FP16, Format
-from shardbook.precision.loss_scaling import GradScaler
-from shardbook.precision.sharded_scaler import ShardedGradScaler
+from shardbook.precision.loss_scaling import GradScaler, ShardedGradScaler
 
 LOW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 # The rows of operations that differ, for each dtype.

@@ -43,18 +43,18 @@ SHOWS = {
         "pair 0-evaluated first"
     ),
     "collectives.py work.wait()": "pair 0-evaluated first",
-    "groups.py gathering.wait()": "pair 3-repeated first",
-    "groups.py reducing.wait()": "pair 3-repeated first",
-    "groups.py row.wait()": "pair 0-evaluated first",
+    "collectives.py gathering.wait()": "pair 3-repeated first",
+    "collectives.py reducing.wait()": "pair 3-repeated first",
+    "collectives.py row.wait()": "pair 0-evaluated first",
     "streams.py now.wait_stream(known[-1])": "alone 3-scattered side, alone 3-scattered compute",
     "streams.py other.wait_stream(now)": "alone 3-scattered side, alone 3-scattered compute",
     "streams.py done.synchronize()": "alone 3-offloaded_low side",
-    "host.py stream.wait_stream(current_stream(device))": "alone resting compute",
-    "host.py self.done.wait(current_stream(self.device))": "alone resting side",
-    "host.py self.done.synchronize()": "alone streamed_low side",
-    "host.py self.done.wait(road(device, 'to the device'))": "alone resting side",
-    "host.py crossing.arrive()": "alone streamed_low side",
-    "sharded_scaler.py largest.wait()": "pair 3-scaled last",
+    "offload.py stream.wait_stream(current_stream(device))": "alone resting compute",
+    "offload.py self.done.wait(current_stream(self.device))": "alone resting side",
+    "offload.py self.done.synchronize()": "alone streamed_low side",
+    "offload.py self.done.wait(road(device, 'to the device'))": "alone resting side",
+    "offload.py crossing.arrive()": "alone streamed_low side",
+    "loss_scaling.py largest.wait()": "pair 3-scaled last",
     "residual.py piece.back(self.device, ACTIVATIONS).wait()": "alone resting side",
     "residual.py all_gather(full, piece, group=self.group).wait()": "pair parted first",
     "streaming.py crossing.arrive()": "alone streamed_low side",
@@ -64,25 +64,25 @@ SHOWS = {
     "optimizer_state.py gathering.wait()": "pair 3-saved first, pair 3-saved last",
     "whole.py unit.wait()": "alone 3-gathered side",
     "hooks.py self.unit.wait()": "alone 3-checkpointed side",
-    "replicate.py self.gather_stream.wait_stream(self.compute_stream())": (
-        "alone 0-low compute, alone 0-offloaded_low compute"
+    "unit.py self.gather_stream.wait_stream(compute_stream(self.home))": (
+        "alone 0-low compute, alone 0-offloaded_low compute, alone 3-checkpointed compute"
     ),
-    "replicate.py self.compute_stream().wait_stream(self.gather_stream)": "alone 0-low side",
-    "replicate.py all_gather(flat.sending, piece, group=self.groups.shards).wait()": "pair 0-evaluated first",
+    "unit.py compute_stream(self.home).wait_stream(self.gather_stream)": (
+        "alone 0-low side, alone 3-checkpointed side"
+    ),
+    "unit.py flat.gathering.wait()": "pair 3-unequal first",
+    "unit.py all_gather(flat.sending, piece, group=self.groups.shards).wait()": "pair 0-evaluated first",
     "state_dict.py unit.wait()": "alone 3-checkpointed side",
-    "unit.py self.arrive()": "alone 3-checkpointed side",
+    "unit.py self.finish_fetch()": "alone 3-checkpointed side",
     "unit.py self.wait()": "pair 3-rerouted first",
-    "unit.py self.reduce_stream.wait_stream(self.compute_stream())": (
+    "unit.py self.reduce_stream.wait_stream(compute_stream(self.home))": (
         "pair 3-unequal compute, pair 0-accumulated compute"
     ),
-    "unit.py self.compute_stream().wait_stream(self.reduce_stream)": "alone 0-low side",
+    "unit.py compute_stream(self.home).wait_stream(self.reduce_stream)": "alone 0-low side",
     "unused.py self.pending.wait()": "pair 3-unequal first, pair 3-unequal last",
-    "unused.py self.arrive()": (
+    "unused.py self.wait()": (
         "pair 3-unequal first, pair 3-unequal last, pair 0-unequal first, pair 0-unequal last"
     ),
-    "zero1.py self.gather_stream.wait_stream(self.compute_stream())": "alone 3-checkpointed compute",
-    "zero1.py self.compute_stream().wait_stream(self.gather_stream)": "alone 3-checkpointed side",
-    "zero1.py flat.gathering.wait()": "pair 3-unequal first",
 }
 # What the sanitizer watches, on one rank and on two.
 RACES = ["3-plain", "3-offloaded", "3-offloaded_low", "3-checkpointed", "3-scattered", "streamed", "resting"]

@@ -32,6 +32,8 @@ import torch.distributed as dist
 from tools.gpu.kit import BACKENDS, Kit
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
+from shardbook.foundations.ranks import RanksFailed, ServerEnded
+
 # What NCCL needs to connect ranks that share a card.
 APART = {
     "NCCL_HOSTID": "host-{rank}",
@@ -95,7 +97,7 @@ def together(kit: Kit) -> Together:
             if found.call(connects, timeout=30, environ=notes) == [True] * kit.several:
                 return found
             why = "the sum of an all-reduce is wrong"
-        except AssertionError as error:
+        except (RanksFailed, ServerEnded) as error:
             print(error, flush=True)
             told = [line for line in str(error).splitlines() if line.strip()]
             texts = [file.read_text("utf-8", "replace") for file in sorted(Path(folder).iterdir())]
@@ -196,7 +198,7 @@ class Jobs:
             timeout = max(until - time.monotonic(), 1.0) + self.seconds + 10
             try:
                 self.ranks.call(work, *given, timeout=timeout, environ=self.environ)
-            except AssertionError as error:
+            except (RanksFailed, ServerEnded) as error:
                 story = str(error)
             for file in Path(folder).glob("*.json"):
                 for key, note in json.loads(file.read_text("utf-8")).items():

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from shardbook.foundations.collectives import world
-from shardbook.foundations.observers import observers
+from shardbook.foundations.hook_context import observers
 from shardbook.models import corpus
 from shardbook.models.gpt import Config
-from shardbook.train.assemble import Run, run_with, sharded_model
-from shardbook.train.memory_snapshot import MemorySnapshot
 from shardbook.train.options import parse
+from shardbook.train.plan import Run, run_with, sharded_model
+from shardbook.train.tracking import MemorySnapshot
 
 # Small enough for seconds, and its parameters take more memory than its activations.
 CONFIG = Config(layers=8, width=96, heads=4, context=16, vocabulary=256)

@@ -13,10 +13,10 @@ from tools.record.bytes_in_a_step import CONFIG
 from tools.record.frame import ranks
 
 from shardbook import shard
-from shardbook.foundations.observers import observers
+from shardbook.foundations.hook_context import observers
 from shardbook.models.gpt import GPT, parameters
-from shardbook.planning.construction import built
-from shardbook.planning.measure import Meter
+from shardbook.planning.forecast import Meter
+from shardbook.planning.planner import built
 from shardbook.zero.unit import Unit
 
 RANKS = (2, 4)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from shardbook import Policy, shard
 from shardbook.foundations.collectives import ledger
-from shardbook.foundations.observers import observers
-from shardbook.parameters import offload
-from shardbook.parameters.host import host_memory
-from shardbook.zero.conductor import conductor_of
+from shardbook.foundations.hook_context import observers
+from shardbook.zero import offload
+from shardbook.zero.offload import host_memory
+from shardbook.zero.scheduler import scheduler_of
 from shardbook.zero.unit import Unit
 
 RANKS, STAGE, WIDTH = 2, 3, 64
@@ -57,7 +57,7 @@ def under(policy: Policy) -> Any:
         backward()
         optimizer.step()
         optimizer.zero_grad()
-        unit = list(conductor_of(model).drivers)[1]
+        unit = list(scheduler_of(model).units)[1]
         watch = Copies(unit, optimizer, on_host)
         observers.append(watch)
         with ledger() as book:

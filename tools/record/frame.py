@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import platform
 import re
 import subprocess
@@ -28,10 +29,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from shardbook.foundations.ranks import Server, Task
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "site" / "recorded"
 MOST_BYTES = 60_000  # The pages carry what the figures draw.
 WIDTH = 110
+SERVER = Server()
 
 
 def names() -> list[str]:
@@ -47,9 +51,7 @@ def module_of(name: str) -> ModuleType:
 
 def ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     """Call a function on several ranks at once, and return the results in rank order."""
-    # The one helper of this repository that starts ranks is that of the tests.
-    tests_on_the_path()
-    return import_module("ranks").run(world_size, function, *args, timeout=300)
+    return SERVER.run(Task(world_size, pickle.dumps((function, args)), seconds=300))
 
 
 def tests_on_the_path() -> None:

@@ -12,8 +12,8 @@ from tools.record.frame import ranks
 from torch import Tensor
 
 from shardbook.precision.formats import BF16, FP16
+from shardbook.precision.loss_scaling import ShardedGradScaler
 from shardbook.precision.rounding import census, gradients
-from shardbook.precision.sharded_scaler import ShardedGradScaler
 from shardbook.train.loop import step
 
 # The table of the chapter on rounding is printed for these numbers.

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from shardbook import shard
 from shardbook.foundations.collectives import world
-from shardbook.foundations.observers import observers
+from shardbook.foundations.hook_context import observers
 from shardbook.foundations.torch_private import next_number, number_of
-from shardbook.zero.conductor import conductor_of
+from shardbook.zero.scheduler import scheduler_of
 
 BLOCK = "block"
 WIDTH = 8
@@ -61,7 +61,7 @@ def on_a_rank() -> Any:
     made = [told.row(node) for node in nodes if number_of(node) < told.first + len(nodes)]
     # An act of the forward pass comes before the node that was the next one to be made.
     rows = sorted([*made, *forward], key=lambda row: (row["number"], "node" in row))
-    units = [driver.name for driver in conductor_of(model).drivers]
+    units = [unit.name for unit in scheduler_of(model).units]
     return {"units": units, "block": BLOCK, "forward": rows, "backward": told.rows}
 
 

@@ -16,13 +16,9 @@ from tools.record.frame import tests_on_the_path
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from shardbook.checkpointing.budget import cheapest, least
-from shardbook.checkpointing.checkpointing import checkpoint
-from shardbook.checkpointing.costs import Chain, measure
-from shardbook.checkpointing.flops import FlopCounter
-from shardbook.checkpointing.plans import Plan, evaluate
-from shardbook.checkpointing.recomputation import Placeholder
-from shardbook.checkpointing.sequential import cut
+from shardbook.checkpointing.budget import Chain, FlopCounter, Plan, cheapest, evaluate, least, measure
+from shardbook.checkpointing.checkpointing import checkpoint, cut
+from shardbook.checkpointing.segment import Placeholder
 from shardbook.foundations.torch_private import TorchDispatchMode
 from shardbook.models.gpt import Block
 

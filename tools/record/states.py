@@ -14,9 +14,9 @@ from torch import Tensor, nn
 import shardbook
 from shardbook import shard
 from shardbook.foundations.collectives import ledger, world
-from shardbook.foundations.observers import observers
-from shardbook.zero.conductor import conductor_of
+from shardbook.foundations.hook_context import observers
 from shardbook.zero.hooks import Hooks
+from shardbook.zero.scheduler import scheduler_of
 from shardbook.zero.unit import State, Unit
 
 NAME = "middle"
@@ -56,7 +56,7 @@ def on_a_rank() -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     model(inputs).sum().backward()
     optimizer.zero_grad()
-    (unit,) = (unit for unit in conductor_of(model).drivers if unit.name == NAME)
+    (unit,) = (unit for unit in scheduler_of(model).units if unit.name == NAME)
     followed = Followed(unit)
     with ledger() as book, followed:
         followed.note("begin")

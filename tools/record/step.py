@@ -21,11 +21,11 @@ from torch import Tensor
 
 from shardbook.foundations.collectives import ledger, world
 from shardbook.models import corpus
-from shardbook.parameters.flat import Flat
-from shardbook.train.assemble import Run, run_with, sharded_model
 from shardbook.train.loop import step
-from shardbook.train.memory_snapshot import MemorySnapshot
 from shardbook.train.options import parse
+from shardbook.train.plan import Run, run_with, sharded_model
+from shardbook.train.tracking import MemorySnapshot
+from shardbook.zero.flat import Flat
 from shardbook.zero.hooks import Hooks
 from shardbook.zero.unit import Unit
 
@@ -42,59 +42,59 @@ LINES = {
         "run.scaler.step(run.optimizer)",
         "run.optimizer.zero_grad()",
     ),
-    "shardbook/zero/prefetch.py#PrefetchingConductor.model_begins": ("self.route = Route(",),
+    "shardbook/zero/scheduler.py#Scheduler.model_begins": ("self.route = Route(",),
     "shardbook/zero/hooks.py#Hooks.before_forward": ("self.unit.wait()", "self.unit.show()"),
     "shardbook/zero/unit.py#Unit.gather": ("self.state = State.GATHERING",),
-    "shardbook/zero/zero3.py#Zero3.fetch": ("resize(flat.full, flat.layout.padded)",),
+    "shardbook/zero/unit.py#Unit.fetch": ("resize(flat.full, flat.layout.padded)",),
     "shardbook/foundations/collectives.py#all_gather": ("work = dist.broadcast(",),
-    "shardbook/zero/zero1.py#Zero1.arrive": (
+    "shardbook/zero/unit.py#Unit.finish_fetch": (
         "flat.gathering.wait()",
-        "self.compute_stream().wait_stream(self.gather_stream)",
+        "compute_stream(self.home).wait_stream(self.gather_stream)",
     ),
     "shardbook/zero/unit.py#Unit.wait": ("self.state = State.WHOLE",),
-    "shardbook/zero/prefetch.py#PrefetchingConductor.forward_began": ("self.prefetch.start(",),
+    "shardbook/zero/scheduler.py#Scheduler.forward_began": ("self.prefetch.start(",),
     "shardbook/zero/hooks.py#Hooks.after_forward": ("self.unit.free()",),
-    "shardbook/zero/zero3.py#Zero3.empty": ("resize(flat.full, 0)",),
+    "shardbook/zero/unit.py#Unit.empty": ("resize(flat.full, 0)",),
     "shardbook/zero/unit.py#Unit.free": ("self.state = State.SHARDED",),
-    "shardbook/zero/hooks.py#Hooks.reach": ("self.unit.wait()",),
-    "shardbook/zero/hooks.py#Hooks.look_ahead": ("self.conductor.backward_began(self.unit)",),
-    "shardbook/parameters/gradients.py#FlatWithGradients.gradients": ("self.grad_full = torch.empty(",),
+    "shardbook/zero/hooks.py#Hooks.before_backward": ("self.unit.wait()",),
+    "shardbook/zero/scheduler.py#Scheduler.backward_began": ("self.prefetch.start(",),
+    "shardbook/zero/flat.py#Flat.gradients": ("self.grad_full = torch.empty(",),
     "shardbook/zero/hooks.py#Hooks.after_backward": ("self.unit.free()",),
-    "shardbook/zero/conductor.py#Conductor.exchange": ("self.advance()",),
-    "shardbook/parameters/gradients.py#FlatWithGradients.send": ("self.sending = ",),
-    "shardbook/foundations/exchange.py#exchange": ("dist.all_to_all_single(",),
+    "shardbook/zero/scheduler.py#Scheduler.exchange": ("self.advance()",),
+    "shardbook/zero/flat.py#Flat.send": ("self.sending = ",),
+    "shardbook/foundations/collectives.py#exchange": ("dist.all_to_all_single(",),
     "shardbook/foundations/collectives.py#PendingReduce.wait": ("total += row", "total /= self.world_size"),
-    "shardbook/parameters/gradients.py#FlatWithGradients.receive": (
+    "shardbook/zero/flat.py#Flat.receive": (
         "resize(self.sending, 0)",
         "self.accumulate(",
     ),
-    "shardbook/zero/conductor.py#Conductor.backward_ended": ("driver.close()", "self.complete()"),
+    "shardbook/zero/scheduler.py#Scheduler.backward_ended": ("hooks.close()", "self.complete()"),
 }
 # Where a scene begins: its name, the definition and the unit of its first event.
 SCENES = (
     ("start", "step", None),
     ("gather", "Hooks.before_forward", "embedding"),
-    ("wait", "Zero1.arrive", "embedding"),
-    ("ahead", "PrefetchingConductor.forward_began", "embedding"),
+    ("wait", "Unit.finish_fetch", "embedding"),
+    ("ahead", "Scheduler.forward_began", "embedding"),
     ("free", "Hooks.after_forward", "embedding"),
     ("next", "Hooks.before_forward", "block0"),
-    ("next_ahead", "PrefetchingConductor.forward_began", "block0"),
+    ("next_ahead", "Scheduler.forward_began", "block0"),
     ("next_free", "Hooks.after_forward", "block0"),
     ("last", "Hooks.before_forward", "head"),
     ("last_free", "Hooks.after_forward", "head"),
     ("backward", "step", None),
-    ("again", "Zero1.arrive", "head"),
-    ("gradient", "FlatWithGradients.gradients", "head"),
+    ("again", "Unit.finish_fetch", "head"),
+    ("gradient", "Flat.gradients", "head"),
     ("back_free", "Hooks.after_backward", "head"),
-    ("send", "Conductor.exchange", "head"),
-    ("back_next", "Hooks.reach", "block0"),
-    ("both", "FlatWithGradients.gradients", "block0"),
+    ("send", "Scheduler.exchange", "head"),
+    ("back_next", "Hooks.before_backward", "block0"),
+    ("both", "Flat.gradients", "block0"),
     ("back_next_free", "Hooks.after_backward", "block0"),
-    ("mean", "Conductor.exchange", "block0"),
-    ("receive", "FlatWithGradients.receive", "head"),
-    ("first", "Hooks.reach", "embedding"),
-    ("close", "Conductor.backward_ended", "head"),
-    ("last_means", "Conductor.exchange", "embedding"),
+    ("mean", "Scheduler.exchange", "block0"),
+    ("receive", "Flat.receive", "head"),
+    ("first", "Hooks.before_backward", "embedding"),
+    ("close", "Scheduler.backward_ended", "head"),
+    ("last_means", "Scheduler.exchange", "embedding"),
     ("optimizer", "step", None),
 )
 
@@ -180,7 +180,7 @@ class Followed:
     def unit_of(self, frame: FrameType | None) -> Unit | None:
         """The unit that the innermost of the running functions is about."""
         while frame is not None:
-            for value in (frame.f_locals.get(name) for name in ("self", "unit", "driver", "flat")):
+            for value in (frame.f_locals.get(name) for name in ("self", "unit", "hooks", "flat")):
                 if isinstance(value, Unit):
                     return value
                 if isinstance(value, Hooks):

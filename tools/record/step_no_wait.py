@@ -14,14 +14,13 @@ from tools.record import step as right
 from tools.record.frame import ranks
 from tools.record.lines import points, removed
 
-from shardbook.check.stream_events import Trace, Wait
-from shardbook.check.stream_recorder import Recorder
-from shardbook.check.stream_replay import Race, races
+from shardbook.check.race_recorder import Recorder
+from shardbook.check.race_replay import Race, Trace, Wait, races
 from shardbook.train.loop import step
-from shardbook.zero.zero1 import Zero1
+from shardbook.zero.unit import Unit
 
-WHERE = "shardbook/zero/zero1.py#Zero1.arrive"
-LINE = "self.compute_stream().wait_stream(self.gather_stream)"
+WHERE = "shardbook/zero/unit.py#Unit.finish_fetch"
+LINE = "compute_stream(self.home).wait_stream(self.gather_stream)"
 
 
 def record() -> Any:
@@ -38,7 +37,7 @@ def record() -> Any:
 
 def without_the_wait() -> None:
     """Take the line out of this process."""
-    Zero1.arrive.__code__ = removed(Zero1.arrive, LINE)
+    Unit.finish_fetch.__code__ = removed(Unit.finish_fetch, LINE)
 
 
 def raced_without() -> list[dict[str, Any]]:
@@ -51,7 +50,7 @@ def raced_without() -> list[dict[str, Any]]:
         step(run)
     assert races(recorder.trace) == []
     ((point,),) = points({WHERE: (LINE,)}).values()
-    line = f"zero1.py:{point.first}"
+    line = f"unit.py:{point.first}"
     waits = [
         place
         for place, event in enumerate(recorder.trace)

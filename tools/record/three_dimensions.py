@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from shardbook.foundations.collectives import ledger
 from shardbook.models import gpt
 from shardbook.parallel import tensor_parallel
-from shardbook.parallel.three_dimensions import AXES, stage_of
+from shardbook.parallel.tensor_parallel import AXES, stage_of
 
 SHAPE = (2, 2, 2)
 RANKS, PIECES, SEQUENCES = 8, 4, 2

@@ -26,10 +26,9 @@ from benchmarks.nodes import Missing, command
 from tools.record.frame import ROOT
 
 from shardbook import shard
-from shardbook.foundations.labels import label
-from shardbook.foundations.observers import observers
+from shardbook.foundations.hook_context import label, observers
 from shardbook.models import corpus, gpt
-from shardbook.zero.conductor import conductor_of
+from shardbook.zero.scheduler import scheduler_of
 from shardbook.zero.unit import Unit
 
 CONFIG = gpt.Config(layers=4, width=256, heads=4, context=128, vocabulary=256)
@@ -128,7 +127,7 @@ def at_depth(depth: int) -> Any:
     reader = corpus.Reader(
         corpus.read(), context=CONFIG.context, batch=BATCH, rank=dist.get_rank(), world_size=2
     )
-    units = list(conductor_of(model).drivers)
+    units = list(scheduler_of(model).units)
     steps = []
     for number in range(WARM_UP + STEPS):
         inputs, targets = reader[number]

@@ -8,7 +8,7 @@ from tools.record.frame import ranks
 
 from shardbook import shard
 from shardbook.models.gpt import GPT, Block, Config
-from shardbook.zero.conductor import conductor_of
+from shardbook.zero.scheduler import scheduler_of
 
 # In the narrow block all parts of the vector can be seen; the other one has a usual shape.
 WIDTHS = (8, 128)
@@ -38,7 +38,7 @@ def vector(width: int) -> tuple[Any, Any]:
     model = GPT(Config(layers=1, width=width, heads=2, context=16, vocabulary=16))
     before = {name: list(parameter.shape) for name, parameter in model.block0.named_parameters()}
     shard(model, units=Block)
-    (unit,) = (unit for unit in conductor_of(model).drivers if unit.name == "block0")
+    (unit,) = (unit for unit in scheduler_of(model).units if unit.name == "block0")
     (flat,) = unit.flats
     layout = flat.layout
     named = [

@@ -34,12 +34,12 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from shardbook.check.place import called_by_user, place
-from shardbook.check.watch_parameters import digest
-from shardbook.check.watches import Watch, is_sliced
+from shardbook.check.watch_gradients import digest
+from shardbook.check.watches import Watch, called_by_user, is_sliced, place
 from shardbook.foundations.torch_private import as_plain, no_modes, tree_leaves
-from shardbook.parameters.access import Guarded, place_of
-from shardbook.parameters.flat import owner_of
+from shardbook.zero.access import Guarded, place_of
+from shardbook.zero.flat import owner_of
+from shardbook.zero.hooks import Hooks
 
 __all__ = ["Slices"]
 
@@ -104,13 +104,13 @@ class Slices(Watch):
                 place(),
             )
 
-    def leaves(self, driver: Any) -> None:
+    def leaves(self, hooks: Hooks) -> None:
         """At the end of a block `with whole(model):`, report a write that will be lost."""
-        for flat in driver.unit.flats:
+        for flat in hooks.unit.flats:
             if (
                 not flat.sliced
                 or not flat.full.untyped_storage().nbytes()
-                or driver.unit.held > 1
+                or hooks.unit.pins > 1
             ):
                 continue
             kept, shown = flat.shard, flat.full[flat.place_of_shard]
@@ -119,7 +119,7 @@ class Slices(Watch):
                 self.found.add(
                     "error",
                     "lost-write",
-                    f"a parameter of {driver.unit.name} was written to in with whole(model):, "
+                    f"a parameter of {hooks.unit.name} was written to in with whole(model):, "
                     "and the write is lost",
                     "set values by load_state_dict()",
                     place(),
@@ -172,8 +172,8 @@ class Slices(Watch):
             return
         whole = place_of(value)
         if name == "grad":
-            flat: Any = owner_of(value)
-            if flat.waits:
+            flat = owner_of(value)
+            if flat is not None and flat.waits:
                 self.warn(
                     "early-gradient",
                     f"the gradient of {whole.name} was read while a part of it waits in no_sync()",

@@ -21,7 +21,7 @@ are freed together with the checkpoint.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -30,19 +30,19 @@ import torch
 from torch import Tensor, nn
 
 from shardbook.checkpointing.determinism import CheckpointError
-from shardbook.checkpointing.handover import Ready
 from shardbook.checkpointing.segment import Place, take_apart
 from shardbook.foundations.torch_private import (
+    Versions,
     keystr,
     own_children,
     own_parameters,
     tree_leaves_with_path,
     tree_unflatten,
+    writes_to,
 )
-from shardbook.foundations.versions import Versions, writes_to
-from shardbook.parameters.flat import flat_of
+from shardbook.zero.flat import flat_of
 
-__all__ = ["Arguments", "Parameters", "name_of"]
+__all__ = ["Arguments", "Parameters", "Ready", "name_of"]
 
 
 class Arguments:
@@ -200,7 +200,7 @@ def modules_in(function: Any) -> Iterator[nn.Module]:
 
     A method other than `forward` may run only a part of its module, so its module is
     not included. The rest of the module may change meanwhile, for example by an
-    optimizer that [steps in the backward pass](step_in_backward.py).
+    optimizer that [steps in the backward pass](accumulate.py).
     """
     if isinstance(function, nn.Module):
         yield function
@@ -215,7 +215,7 @@ def modules_in(function: Any) -> Iterator[nn.Module]:
 
 
 def name_of(function: Any) -> str:
-    """The name of a checkpointed function in [a trace](labels.py): the names of its
+    """The name of a checkpointed function in [a trace](hook_context.py): the names of its
     modules, or else Python's name for the function.
     """
     names = [name_of_module(module) for module in modules_in(function)]
@@ -229,9 +229,9 @@ def name_of_module(module: nn.Module) -> str:
     [`checkpoint_module`](checkpointing.py#checkpoint_module) found it, else its class.
     """
     for flat in filter(None, map(flat_of, module.parameters())):
-        driver = flat.driver()
-        if driver is not None and driver.module is module:
-            return str(driver.unit.name)
+        hooks = flat.hooks()
+        if hooks is not None and hooks.module is module:
+            return str(hooks.unit.name)
     forward = vars(module).get("forward")
     return str(getattr(forward, "checkpointed_as", type(module).__name__))
 
@@ -250,3 +250,72 @@ def parameters_of(module: nn.Module) -> list[Tensor]:
         if child is not None:
             found += parameters_of(child)
     return found
+
+
+# sidelit: core
+
+
+# ## Tensors that cross streams
+#
+# > A stream that reads a recomputed tensor first waits for the stream that computed it.
+#
+# Autograd runs the backward pass of each operation on [the stream](streams.py) on which
+# the operation ran forward. Where a gradient crosses from one stream to another, autograd
+# makes the second stream wait. But a tensor that [a checkpoint](saved_tensors.py) hands
+# out is no gradient, so autograd inserts no wait for it.
+#
+# The recomputation of a function runs on one stream, namely that of the first node which
+# needs one of its tensors. Take a checkpoint with one branch on a side stream:
+#
+# | stream | what runs on it | what could go wrong |
+# |---|---|---|
+# | main | the last operation's backward pass, with the recomputation of both branches | |
+# | side | the branch's backward pass, with a tensor of that recomputation | it reads too early |
+# | main | an operation that allocates new memory | it gets that tensor's memory while the side stream reads |
+#
+# So a checkpoint records an event after the recomputation. Another stream that takes one
+# of the tensors waits for the event, and `record_stream` tells the allocator that this
+# stream uses the memory, too. The arguments cross in the same way, from the stream of the
+# forward pass to that of the recomputation. A CPU has no streams, so nothing is recorded
+# there.
+
+
+class Ready:
+    """An event that is queued after the computation of some tensors, for each device that holds one.
+
+    :param tensors: tensors whose computation is queued on the current streams
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self.moments: dict[torch.device, tuple[Any, Any]] = {}
+        for tensor in tensors:
+            if tensor.is_cpu or not queued(tensor):
+                continue
+            if tensor.device not in self.moments:
+                module = torch.get_device_module(tensor.device)
+                stream, done = module.current_stream(tensor.device), module.Event()
+                done.record(stream)
+                self.moments[tensor.device] = stream, done
+
+    def hand_over(self, tensor: Tensor) -> Tensor:
+        """Make the current stream wait for one of the tensors, and return it.
+
+        Without the wait, the stream could read memory before the values are written.
+        Without `record_stream`, the allocator could give the memory to another tensor
+        while the stream still reads it.
+        """
+        if self.moments and queued(tensor) and tensor.device in self.moments:
+            stream, done = self.moments[tensor.device]
+            module = torch.get_device_module(tensor.device)
+            current = module.current_stream(tensor.device)
+            if current != stream:
+                done.wait(current)
+                tensor.record_stream(current)
+        return tensor
+
+
+def queued(tensor: Tensor) -> bool:
+    """Whether a tensor's computation may be queued on one of several streams. Apple's
+    `mps` has a single stream.
+    """
+    return not tensor.is_cpu and tensor.device.type not in ("meta", "mps")

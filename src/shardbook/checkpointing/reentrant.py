@@ -27,7 +27,7 @@ for any formula.
 
 ## Inside sharded units, and around them
 
-In [stage 3](zero3.py) a unit is gathered for each use, and a second run is a use. In
+In [stage 3](unit.py) a unit is gathered for each use, and a second run is a use. In
 the other stages the parameters are always whole, so a checkpoint costs no gather:
 
 | checkpointed | gathers of a unit in a step |
@@ -69,9 +69,9 @@ from torch import Tensor
 
 from shardbook.checkpointing.arguments import name_of
 from shardbook.checkpointing.segment import Passed, Segment, outside_compiler
-from shardbook.foundations.labels import label
+from shardbook.foundations.hook_context import label
 from shardbook.foundations.torch_private import base_of, reaches_all, tree_unflatten
-from shardbook.zero.prefetch import calls_from_outside
+from shardbook.zero.scheduler import calls_from_outside
 
 __all__ = ["call_reentrant", "checkpoint_reentrant"]
 

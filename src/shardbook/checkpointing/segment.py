@@ -3,8 +3,8 @@ r"""# A segment of a reentrant checkpoint
 > A segment is a function with everything that its second run needs: arguments, random numbers, autocast.
 
 To run a function again, [the reentrant variant](reentrant.py) also needs the arguments,
-and [the settings](recomputation.py#Settings) around the first run. A *segment* is the
-function together with these. (The segments of [a chain](sequential.py) are something
+and [the settings](segment.py#Settings) around the first run. A *segment* is the
+function together with these. (The segments of [a chain](checkpointing.py) are something
 else: ranges of layers.)
 
 The arguments are taken apart. The tensors are saved by autograd, which frees them after
@@ -15,32 +15,63 @@ Two mistakes would give wrong gradients without an error, so they are refused. I
 function changes its arguments, its second run would get the changed values. And if a
 tensor leaves the first run by another way than the return value, no gradient reaches
 it, because the first run works without autograd.
+
+:notation $i$: `number`, the number of a saved tensor
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial, wraps
 from types import FunctionType, MethodType, ModuleType, NoneType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
-from shardbook.checkpointing.recomputation import Settings
+from shardbook.checkpointing.determinism import (
+    CheckpointError,
+    Record,
+    is_filled_later,
+)
 from shardbook.foundations.hook_context import tensors_in
+from shardbook.foundations.rng import RNGState, capture
 from shardbook.foundations.torch_private import (
     TreeSpec,
+    Versions,
     compiler_is_loaded,
     forbid_compiling,
     tree_flatten,
+    tree_is_leaf,
     tree_leaves,
     tree_unflatten,
+    writes_to,
 )
-from shardbook.foundations.versions import Versions
+from shardbook.precision.autocast import Setting, current
+from shardbook.precision.autocast import restored as casting_restored
+from shardbook.zero.policy import rules_in_force
 
-__all__ = ["Held", "Passed", "Place", "Segment", "outside_compiler", "take_apart"]
+__all__ = [
+    "AmbientAutocast",
+    "Collector",
+    "Enough",
+    "Held",
+    "Passed",
+    "Place",
+    "Placeholder",
+    "Segment",
+    "Settings",
+    "capture_autocast",
+    "device_types",
+    "outside_compiler",
+    "take_apart",
+]
+
 # sidelit: hide
 # The positional arguments and the keyword arguments of a call.
 Passed = tuple[tuple[Any, ...], dict[str, Any]]
@@ -327,3 +358,328 @@ def outside_compiler(
     # The compiler may meet this function before it was called for the first time.
     forbid_compiling(call, reason)
     return call
+
+
+# sidelit: core
+
+
+# ## The recomputation
+#
+# > The second run fills the placeholders of the first run in order, and ends as soon as all are full.
+#
+# [A checkpoint](saved_tensors.py) keeps no saved tensors, but a list of placeholders in
+# their order. In the second run, the $i$-th tensor that autograd is about to save goes to
+# the $i$-th placeholder. This works as long as the function [does the
+# same](determinism.py) in both runs.
+#
+# As soon as the last placeholder is full, the rest of the run is of no use, so the run
+# ends. This *early stop* saves whole matrix products. PyTorch saves the inputs of an
+# operation before it computes the result. So if the last layer is a matrix product, its
+# input is saved, the run ends, and the product is not repeated.
+#
+# If a program drops one of two results before the backward pass, autograd frees the
+# placeholders that only this result needs. Operations after the last remaining
+# placeholder do not run again either. All operations before it do, whether they are
+# needed or not. A result that the program still holds keeps all of its placeholders, even
+# if the loss does not use it.
+
+
+class Placeholder:
+    """The object that autograd keeps in place of a saved tensor. It is empty until the
+    recomputation.
+    """
+
+    __slots__ = ("__weakref__", "value", "version")
+
+    def __init__(self) -> None:
+        self.value: Tensor | None = None
+        # The version of the tensor at the moment when it was saved.
+        self.version = 0
+
+    def fill(self, tensor: Tensor) -> None:
+        """Hold a tensor of the recomputation, without its history, because the history
+        would keep the whole graph of that run.
+        """
+        self.value = tensor.detach() if tensor.requires_grad else tensor
+        self.version = writes_to(tensor)
+
+    def take(self) -> Tensor:
+        """Hand over the tensor and forget it, so that its memory is free as soon as its
+        node has run.
+
+        A second backward pass through the same graph recomputes the tensor.
+
+        :raises CheckpointError: if an operation has changed the tensor in place after
+            autograd saved it. Autograd checks this itself, but not for tensors that a
+            hook has packed, and the gradient would be that of the changed values.
+        """
+        value, self.value = self.value, None
+        assert value is not None
+        if writes_to(value) != self.version:
+            refuse_altered(value.shape)
+        return value
+
+
+class Enough(BaseException):
+    """Raised to end a recomputation early.
+
+    It is deliberately not an `Exception`. A function with `try` and `except Exception`
+    would catch it, and take its other branch.
+    """
+
+
+class Collector:
+    """The hooks of a recomputation.
+
+    :param placeholders: the placeholders to fill, in order; a dead reference belongs to
+        a tensor that no gradient needs any more
+    :param record: an empty record, which will be [compared](determinism.py) with that
+        of the forward pass
+    :param early_stop: whether to end the run when all needed placeholders are full
+    """
+
+    def __init__(
+        self,
+        placeholders: list[weakref.ref[Placeholder]],
+        record: Record,
+        early_stop: bool,
+    ) -> None:
+        self.placeholders = placeholders
+        self.early_stop = early_stop
+        self.record = record
+        alive = (i for i, ref in enumerate(placeholders) if ref() is not None)
+        self.needed = 1 + max(alive, default=-1)
+        self.stopped = False
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """A block in which each tensor that autograd saves goes to its placeholder."""
+        keep = saved_tensors_hooks(self.pack, lambda tensor: tensor)
+        with keep, self.record.watching():
+            yield
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """Fill the next placeholder with a tensor that autograd is about to save.
+
+        Autograd itself gets the plain tensor, because the function may run a backward
+        pass of its own.
+        """
+        number = len(self.record.saved)
+        known = number < len(self.placeholders)
+        placeholder = self.placeholders[number]() if known else None
+        self.record.note(None if placeholder is None else tensor)
+        if placeholder is not None:
+            placeholder.fill(tensor)
+        enough = self.early_stop and number + 1 >= self.needed
+        if enough and not is_filled_later(sys._getframe(1)):
+            self.stopped = True
+            raise Enough
+        return tensor.detach() if tensor.requires_grad else tensor
+
+    def filled(self) -> list[Tensor]:
+        """The tensors that the placeholders hold now."""
+        held = [ref() for ref in self.placeholders]
+        return [one.value for one in held if one and one.value is not None]
+
+    def until_enough(self, run: Callable[[], Any]) -> None:
+        """Run the function to its end, or until all needed placeholders are full.
+
+        A function that catches even `BaseException` goes on, and the next saved tensor
+        ends it. If it fails before that, the placeholders are full all the same.
+        """
+        try:
+            run()
+        except Enough:
+            pass
+        except Exception:
+            if not self.stopped:
+                raise
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings around a function that its second run needs: random numbers,
+    autocast and the default device.
+
+    In the backward pass they may differ, since its random numbers are later ones and
+    the block of autocast has ended. Nor does a backward pass record a graph unless it
+    is asked to.
+
+    :param device: the default device of new tensors
+    """
+
+    random: RNGState
+    autocast: AmbientAutocast
+    device: torch.device
+
+    @classmethod
+    def now(cls, function: Any, args: Any, kwargs: Any, draw_again: bool) -> Settings:
+        """Capture the current settings, for the generators and devices that are found
+        among the arguments.
+
+        :param draw_again: whether the state of the generators is captured, too
+        """
+        return cls(
+            capture(function, *args, *kwargs.values()) if draw_again else RNGState(),
+            capture_autocast(device_types(*args, *kwargs.values())),
+            torch.get_default_device(),
+        )
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """A block with these settings."""
+        with torch.enable_grad(), self.random.restored(), self.autocast.restored():
+            if self.device == torch.get_default_device():
+                yield
+            else:
+                with self.device:
+                    yield
+
+
+# sidelit: depth A tensor that the function changes after autograd has saved it.
+
+
+def refuse_altered(shape: torch.Size) -> NoReturn:
+    """Refuse a tensor whose values are no longer those that autograd has saved.
+
+    :raises CheckpointError: naming the shape
+    """
+    raise CheckpointError(
+        f"a tensor of shape {tuple(shape)} was changed in place inside "
+        "the checkpointed function after autograd had saved it; use an "
+        "operation that gives a new tensor"
+    )
+
+
+# sidelit: core
+
+
+# ## Restoring autocast
+#
+# > A recomputation runs after the block of `torch.autocast` has ended, so the settings
+# > are captured and restored.
+#
+# A forward pass usually runs inside `with torch.autocast(...)`, and the backward pass
+# after it. So a recomputation in the backward pass finds autocast off, and would compute
+# in FP32 what the forward pass computed in BF16. The gradient would then belong to
+# slightly different activations, and the recomputed activations would take twice the
+# memory.
+#
+# Therefore a checkpoint captures these settings before the first run and restores them
+# for the second:
+#
+# | setting | set for | what goes wrong without it |
+# |---|---|---|
+# | enabled | each type of device | the second run computes in another dtype |
+# | dtype | each type of device | BF16 becomes FP16, or the reverse |
+# | whether casts are kept | the thread | the gradient differs in its last bits |
+# | how many blocks surround the function | the thread | the gradient differs in its last bits |
+#
+# The third setting is the cache of casts. With the cache, a weight that is used twice is
+# cast once, and the gradients of both uses are added in 16 bits. Without the cache the
+# weight is cast twice, and the gradients are added in FP32. PyTorch clears the cache when
+# the outermost block of `torch.autocast` ends. In the second run a block inside the
+# function must not become the outermost one. So a checkpoint counts the blocks that
+# surround the function.
+#
+# [This book's autocast](autocast.py) has settings of its own, and they are captured in
+# the same way.
+
+
+@dataclass(frozen=True, slots=True)
+class AmbientAutocast:
+    """The settings of autocast at one moment.
+
+    :param settings: for each type of device whether autocast is enabled, and its dtype
+    :param keeps_casts: whether a weight that was cast once is kept in its new dtype
+    :param depth: how many blocks of `torch.autocast` are open
+    :param own: the settings of [this book's autocast](autocast.py#current)
+    :param rules: gives a block in which [norms and losses](policy.py#rules_in_force) of
+        a sharded model are computed as they were
+    """
+
+    settings: dict[str, tuple[bool, torch.dtype]]
+    keeps_casts: bool
+    depth: int
+    own: dict[str, Setting]
+    rules: Callable[[], AbstractContextManager[None]]
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """A block with these settings. At its end the settings from before the block
+        come back, even if the block raises.
+        """
+        surrounding = capture_autocast(self.settings)
+        # This book's autocast is a function mode, which runs Python code at each
+        # operation. If its settings already agree, no mode is entered.
+        differs = self.own != surrounding.own
+        try:
+            with casting_restored(self.own) if differs else nullcontext(), self.rules():
+                self.set()
+                yield
+        finally:
+            surrounding.set()
+
+    def set(self) -> None:
+        """Make these settings those of the current thread.
+
+        The cache of casts is cleared both on the way into the block and on the way out.
+        The cache finds a cast by the weight alone, so on the way in it could return a
+        cast to another dtype. On the way out it holds casts from the recomputation's
+        graph, and would keep their memory after the backward pass.
+        """
+        torch.clear_autocast_cache()
+        for device_type, (enabled, dtype) in self.settings.items():
+            torch.set_autocast_enabled(device_type, enabled)
+            torch.set_autocast_dtype(device_type, dtype)
+        torch.set_autocast_cache_enabled(self.keeps_casts)
+        depth = torch.autocast_increment_nesting()
+        while depth > self.depth:
+            depth = torch.autocast_decrement_nesting()
+        while depth < self.depth:
+            depth = torch.autocast_increment_nesting()
+
+
+def capture_autocast(types: Iterable[str] = ()) -> AmbientAutocast:
+    """Capture the current settings for the CPU, for this machine's accelerator, and for
+    other types of devices.
+
+    A function may move its arguments from the CPU to the accelerator, so the
+    accelerator's settings are captured even if all arguments are on the CPU. Reading a
+    setting initialises no device.
+
+    :param types: more types of devices, such as `"cuda"`; types without autocast are
+        skipped
+
+    >>> with torch.autocast("cpu", torch.bfloat16):
+    ...     ambient = capture_autocast()
+    >>> with ambient.restored():
+    ...     torch.mm(torch.ones(1, 1), torch.ones(1, 1)).dtype
+    torch.bfloat16
+    """
+    accelerator = torch.accelerator.current_accelerator()
+    found = dict.fromkeys(["cpu", *([accelerator.type] if accelerator else []), *types])
+    settings = {
+        device_type: (
+            torch.is_autocast_enabled(device_type),
+            torch.get_autocast_dtype(device_type),
+        )
+        for device_type in found
+        if torch.amp.is_autocast_available(device_type)
+    }
+    keeps_casts = torch.is_autocast_cache_enabled()
+    # PyTorch returns the depth only from the functions that change it.
+    torch.autocast_increment_nesting()
+    depth = torch.autocast_decrement_nesting()
+    return AmbientAutocast(settings, keeps_casts, depth, current(), rules_in_force())
+
+
+def device_types(*args: Any) -> set[str]:
+    """The types of the devices that hold the tensors among some arguments."""
+    types = set()
+    for value in args:
+        if isinstance(value, Tensor):
+            types.add(value.device.type)
+        elif not tree_is_leaf(value):
+            types |= device_types(*tree_leaves(value))
+    return types

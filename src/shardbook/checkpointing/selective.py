@@ -12,12 +12,12 @@ are the operations that PyTorch's operators call below autograd:
 y = checkpoint(block, x, policy=[torch.ops.aten.addmm, *ATTENTION])
 ```
 
-**What is worth keeping?** [Prices](flops.py#prices) lists what each operation of [a
+**What is worth keeping?** [Prices](budget.py#prices) lists what each operation of [a
 GPT's block](gpt.py#Block) computes, and the bytes of its result. The width here is 512
 and the context 1024:
 
 >>> import torch
->>> from shardbook.checkpointing.flops import prices
+>>> from shardbook.checkpointing.budget import prices
 >>> from shardbook.models.gpt import Block, Config
 >>> block = Block(Config(width=512, heads=8, context=1024))
 >>> x = torch.randn(1, 1024, 512, requires_grad=True)
@@ -44,7 +44,7 @@ several rows.
 **What a policy costs.** The bytes that three policies keep, and the FLOPs that they add
 to the backward pass:
 
->>> from shardbook.checkpointing.flops import flops_of
+>>> from shardbook.checkpointing.budget import flops_of
 >>> from shardbook.checkpointing.saved_tensors import checkpoint_saved
 >>> y = block(x)
 >>> plain = flops_of(y.backward, torch.ones_like(y))
@@ -61,7 +61,7 @@ to the backward pass:
 21,004,288 bytes kept, 0.00 forward passes added
 
 A quarter of the block's FLOPs are in its last matrix product, which is never repeated:
-[the second run](recomputation.py#Collector) ends at the last tensor that a gradient
+[the second run](segment.py#Collector) ends at the last tensor that a gradient
 needs, and the product comes after that tensor. So the third policy keeps 2 MB of the
 product's result for nothing. A policy that is a function can leave this product out,
 because it gets the arguments.
@@ -83,7 +83,7 @@ from typing import Any, NoReturn
 import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
-from shardbook.checkpointing.saved_results import Kept, Store, shapes, written_by
+from shardbook.checkpointing.saved_tensors import Kept, Store, shapes, written_by
 from shardbook.foundations.hook_context import machinery_at_work
 from shardbook.foundations.rng import RNGState, capture
 from shardbook.foundations.torch_private import (
@@ -94,7 +94,7 @@ from shardbook.foundations.torch_private import (
     TorchDispatchMode,
     schema_of,
 )
-from shardbook.zero.prefetch import calls_from_outside
+from shardbook.zero.scheduler import calls_from_outside
 
 __all__ = ["ATTENTION", "Keep", "SavePolicy", "contexts"]
 

@@ -60,7 +60,7 @@ from shardbook.foundations.torch_private import (
     skip_frame,
     traces_graph,
 )
-from shardbook.zero.prefetch import calls_from_outside
+from shardbook.zero.scheduler import calls_from_outside
 
 __all__ = [
     "compile_apart",

@@ -3,7 +3,7 @@ r"""# The options of fine-tuning
 > Three groups of options set the model, the trained parameters and the result. The
 > others are those of training.
 
-A fine-tuning run has most [options of a training run](option_groups.py): the text, the
+A fine-tuning run has most [options of a training run](options.py): the text, the
 steps, the ZeRO stage, precision, checkpoints and output. It has three groups of its own.
 `--model pythia-1b` names the pretrained model, `--train biases` chooses the trained
 parameters, and `--out tuned` names the folder of the result.
@@ -27,15 +27,16 @@ from shardbook.command import (
     whole,
 )
 from shardbook.models.gpt import Config
-from shardbook.train.option_groups import (
+from shardbook.train.options import (
     LAYERS,
     SIZE,
+    add_config,
+    read,
     techniques,
     text,
     training,
     writing,
 )
-from shardbook.train.options import add_config, read
 from shardbook.train.ranks import machine
 from shardbook.train.saving import saving
 
@@ -114,7 +115,7 @@ def model(add: Add) -> None:
 
 
 def trained(add: Add) -> None:
-    """The options for [the trained parameters](trained_parameters.py)."""
+    """The options for [the trained parameters](tuned_folder.py)."""
     add(
         "--train",
         type=phrase,

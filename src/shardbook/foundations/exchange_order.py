@@ -31,7 +31,7 @@ all raise one error.
 A rank that keeps to the known order does not come to the round. It starts its exchange
 and waits for the others. While it waits it reads the store, finds the open round there,
 and raises the same error. Only gloo lets a thread do that while it waits. On other
-backends [a separate thread](monitor.py) reads the store. The error is then in the log
+backends [a separate thread](watchdog.py) reads the store. The error is then in the log
 of each rank within some seconds, and the program raises it at its next exchange. If the
 program already waits for the device, the backend ends it at the time limit of the
 process group.
@@ -52,13 +52,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Work
 
-from shardbook.foundations.agreement import Disagreement
+from shardbook.foundations.agreement import Disagreement, Meeting, Step
 from shardbook.foundations.collectives import world
-from shardbook.foundations.leaving import announce_leaving, name_the_failed, waits_in
-from shardbook.foundations.monitor import start_monitor
-from shardbook.foundations.progress import Progress
-from shardbook.foundations.steps import Step
-from shardbook.foundations.store_rounds import Meeting
+from shardbook.foundations.watchdog import (
+    Progress,
+    announce_leaving,
+    name_the_failed,
+    start_monitor,
+    waits_in,
+)
 
 __all__ = ["Order"]
 
@@ -85,9 +87,9 @@ class Order:
         if self.meeting is not None:
             announce_leaving(self, self.meeting)
         # On other backends than gloo `wait` only queues a wait on the device, and with
-        # a time limit it would block this thread. So there [another thread](monitor.py)
+        # a time limit it would block this thread. So there [another thread](watchdog.py)
         # reads the store. On every backend that thread also reports [a
-        # standstill](standstill.py).
+        # standstill](watchdog.py).
         backend = f"{torch.device(device).type}:gloo"
         self.blocks = backend in dist.get_backend_config(group).split(",")
         self.kind = "first"
@@ -123,35 +125,40 @@ class Order:
             the same message on every rank, and from then on in each call. The program
             has to be started again, because an exchange may still wait for its partner.
         """
-        self.check()
         if self.meeting is None:
             return
+        if self.meeting.verdict is not None:
+            self.check()
         step = Step(self.kind, self.index, action, unit, parameter)
-        known = self.known()
+        # A *place* is the kind of the forward or backward pass under way, and the number
+        # of steps since it began. A step is one exchange here. After the last known step
+        # of a pass either the same pass goes on, or the next pass begins. The table holds
+        # only one of the two for each place. If it held both, one rank could take the
+        # first and another rank the second, and each would find its step in the table.
+        #
+        # Which pass begins next may depend on more than the last one. With gradients
+        # accumulated over four micro-batches, another kind of backward pass follows the
+        # fourth forward pass than follows the first three. So for this question the place
+        # also contains the number of passes since the last reduction.
+        table, place = self.table, self.place
+        known = table.get(place) or table.get((*place, self.passes))
         if step != known:
             self.progress.wish = step
             self.meeting.agree(self.issued, step, known)
             self.progress.wish = None
             self.learn(step)
-        self.advance(step)
-
-    def known(self) -> Step | None:
-        """The step that comes next in the known order; `None` if the ranks know none.
-
-        A *place* is the kind of the forward or backward pass under way, and the number
-        of steps since it began. A step is one exchange here. After the last known step of a
-        pass either the same pass goes on, or the next pass begins. The table holds only
-        one of the two for each place. If it held both, one rank could take the first
-        and another rank the second, and each would find its step in the table.
-
-        Which pass begins next may depend on more than the last one. With gradients
-        accumulated over four micro-batches, another kind of backward pass follows the
-        fourth forward pass than follows the first three. So for this question the place
-        also contains the number of passes since the last reduction.
-
-        :returns: the expected step, or `None` if it is not known
-        """
-        return self.table.get(self.place) or self.table.get((*self.place, self.passes))
+        self.index += 1
+        if action != "end":
+            self.issued += 1
+            self.progress.started.append(step)
+        self.meeting.issued = self.issued
+        self.place = (step.kind, self.index)
+        if step.number == 0:
+            # A program that only evaluates never reduces. Without a limit to the count
+            # each of its forward passes would be new, and would need rounds.
+            self.passes = min(self.passes + 1, 64)
+        if action == "reduce":
+            self.passes = 0
 
     def learn(self, step: Step) -> None:
         """Enter a step on which all ranks have agreed. Every rank has the same table at
@@ -162,31 +169,6 @@ class Order:
         else:
             self.table.pop(self.place, None)
             self.table[(*self.place, self.passes)] = step
-
-    def advance(self, step: Step) -> None:
-        """Move on to the next place."""
-        self.index += 1
-        if step.action != "end":
-            self.issued += 1
-            self.progress.started.append(step)
-        if self.meeting is not None:
-            self.meeting.issued = self.issued
-        self.place = (step.kind, self.index)
-        if step.number == 0:
-            # A program that only evaluates never reduces. Without a limit to the count
-            # each of its forward passes would be new, and would need rounds.
-            self.passes = min(self.passes + 1, 64)
-        if step.action == "reduce":
-            self.passes = 0
-
-    def end(self) -> None:
-        """Check the order at the end of a backward pass, before an optimizer can step.
-
-        If a rank left out the last unit, it would meet no other exchange until the next
-        forward pass, and its optimizer would have stepped by then. So the end of a
-        backward pass has a place in the order, too.
-        """
-        self.before("end", "", "")
 
     def watch(self, works: Iterable[Work]) -> None:
         """Wait for exchanges on gloo, and meanwhile detect a rank that will never take
@@ -199,37 +181,45 @@ class Order:
         :raises Disagreement: if there is such a rank
         :raises RuntimeError: if the exchange fails, or exceeds the group's time limit
         """
-        self.check()
-        if self.meeting is None or not self.blocks:
+        if self.meeting is None:
             return
-        for work in works:
-            while not self.arrived(work, self.meeting):
-                pass
+        if self.meeting.verdict is not None:
+            self.check()
+        for work in works if self.blocks else ():
+            arrived = False
+            while not arrived:
+                try:
+                    work.wait(self.glance)
+                    arrived = True
+                except RuntimeError:
+                    arrived = self.has_failed(work, self.meeting)
 
-    def arrived(self, work: Work, meeting: Meeting) -> bool:
-        """Wait for an exchange for a short time, and return whether it is complete."""
+    # sidelit: depth Exchanges that do not arrive, and ranks that find out together that they disagree.
+
+    def has_failed(self, work: Work, meeting: Meeting) -> bool:
+        """Look for a rank that will never take part, after a wait without success.
+
+        :returns: false if the exchange may still arrive
+        :raises Disagreement: if a rank will never take part
+        :raises RuntimeError: if the exchange itself has failed
+        """
+        failed = work.is_completed()
+        # The exchange may have failed because another rank has raised the error whose
+        # text is in the store, and has ended. If the store has ended as well, the
+        # exchange's own error is raised.
+        with suppress(RuntimeError):
+            meeting.look(self.issued)
+            waits_in(meeting, self.issued)
+        if not failed:
+            return False
+        # `wait` raises the exchange's error again, unless the exchange was completed in
+        # between.
         try:
-            work.wait(self.glance)
-        except RuntimeError:
-            failed = work.is_completed()
-            # The exchange may have failed because another rank has raised the error
-            # whose text is in the store, and has ended. If the store has ended as well,
-            # the exchange's own error is raised.
-            with suppress(RuntimeError):
-                meeting.look(self.issued)
-                waits_in(meeting, self.issued)
-            if not failed:
-                return False
-            # `wait` raises the exchange's error again, unless the exchange was
-            # completed in between.
-            try:
-                work.wait()
-            except RuntimeError as error:
-                name_the_failed(meeting, self.progress.last, error)
-                raise
+            work.wait()
+        except RuntimeError as error:
+            name_the_failed(meeting, self.progress.last, error)
+            raise
         return True
-
-    # sidelit: depth Ranks that have disagreed already, or find out together that they do.
 
     def check(self) -> None:
         """Raise the error again on which the ranks have disagreed, if they have.

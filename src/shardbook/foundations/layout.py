@@ -35,7 +35,7 @@ are **padding**: 28 elements beside 68 values. Padding does not grow with the va
 FP32, without [a policy](policy.py), the padding is less than 16 elements for each
 parameter and less than $16 N_d$ at the end. With 16 bits both bounds are twice as
 large. For a transformer block of 12 FP32 parameters on 8 ranks that is less than 320
-elements, beside some millions of values. If the model is [repeated](groups.py), the
+elements, beside some millions of values. If the model is [repeated](collectives.py), the
 bound at the end is multiplied by the number of copies.
 
 **Whole matrices.** An optimizer such as Muon computes with a whole matrix. For it the
@@ -70,15 +70,12 @@ from operator import attrgetter, itemgetter
 import torch
 from torch import Tensor, nn
 
-from shardbook.foundations.torch_private import storage_id
-
 __all__ = [
     "ALIGN_BYTES",
     "Layout",
     "Slot",
     "flatten",
     "plan",
-    "shares_storage",
     "views",
 ]
 
@@ -205,7 +202,7 @@ def plan(
     A vector has one dtype. If it mixed frozen parameters with trainable ones, values
     that never change would need gradient memory and a reduce-scatter. For the same
     reason parameters are separated by the dtype in which modules [compute with
-    them](masters.py).
+    them](flat.py).
 
     >>> layer = nn.Linear(3, 5)
     >>> layer.bias = nn.Parameter(layer.bias.detach(), requires_grad=False)
@@ -304,14 +301,6 @@ def views(layout: Layout, full: Tensor) -> tuple[Tensor, ...]:
         full[slot.offset : slot.offset + slot.numel].view(slot.shape)
         for slot in layout.slots
     )
-
-
-def shares_storage(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are views of one storage.
-
-    Storages are compared as objects, since an empty storage has no address to compare.
-    """
-    return storage_id(one.untyped_storage()) == storage_id(other.untyped_storage())
 
 
 def _lay_out(

@@ -21,47 +21,61 @@ mend.
 | `node._sequence_nr()` | `number_of(node)` |
 | `module._parameters` | `own_parameters(module)` |
 
-One private name is missing here, because it is read everywhere: `_version`, the counter
-of writes to a tensor.
-
 `pyproject.toml` requires the versions of PyTorch with which these tests have passed.
-[The next chapter](torch_versions.py) has what differs between them.
+[Below](#check_version) stands what differs between them.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Container, Iterable
 from datetime import timedelta
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed import Work
 from torch.utils import checkpoint as torch_checkpoint
 
 __all__ = [
+    "ALL_GATHER",
     "ATTENTION_KERNELS",
     "ATTENTION_ON_CPU",
+    "E4M3FN_SATURATES",
     "GLOBAL_OPTIMIZER_HOOKS",
     "INDEX_NAMES",
     "LIST_OPERATIONS",
     "MODULE_CALL",
+    "NEWER_IN_FP32",
+    "NEWER_LOSSES",
+    "NEWEST",
+    "OLDEST",
     "OPTIMIZER_HOOKS",
+    "REDUCE_SCATTER",
     "REGISTRY_KEY",
     "RESET_METHODS",
     "SOFTMAX_OF_ATTENTION",
+    "SOME_DECOMPOSITIONS",
     "OpOverload",
     "OpOverloadPacket",
     "StorageInfo",
     "TorchDispatchMode",
     "TreeSpec",
+    "Versions",
     "apply_to_own",
     "as_plain",
     "at_end_of_backward",
     "base_of",
+    "bypass_hooks",
+    "check_version",
     "checkpoint_debug_block",
     "compiler_at_work",
     "compiler_is_loaded",
+    "count_of_writes",
     "cuda_sanitizer",
     "current_node",
     "default_store",
@@ -77,6 +91,7 @@ __all__ = [
     "keystr",
     "lasting_buffers",
     "launch_kernel",
+    "modules_inside",
     "next_number",
     "no_modes",
     "number_of",
@@ -84,6 +99,7 @@ __all__ = [
     "own_buffers",
     "own_children",
     "own_parameters",
+    "own_tables",
     "pop_saving",
     "pre_hooks_of",
     "profiler_runs",
@@ -93,8 +109,13 @@ __all__ = [
     "reduction_of",
     "saving_forbidden",
     "schema_of",
+    "shares_storage",
+    "since",
     "skip_frame",
+    "start_all_gather",
+    "start_reduce_scatter",
     "storage_id",
+    "storage_ids",
     "time_limit",
     "top_saving",
     "traces_graph",
@@ -105,6 +126,7 @@ __all__ = [
     "tree_map_only",
     "tree_unflatten",
     "unscale_",
+    "writes_to",
     "zero_all_",
 ]
 
@@ -203,10 +225,8 @@ current_node = torch._C._current_autograd_node
 next_number = torch._C._autograd._get_sequence_nr
 
 
-def number_of(node: Any) -> int:
-    """The number that a node got when it was created, as `next_number` counts them."""
-    number: int = node._sequence_nr()
-    return number
+# The number that a node got when it was created, as `next_number` counts them.
+number_of: Callable[[Any], int] = methodcaller("_sequence_nr")
 
 
 def reduction_of(node: Any) -> int | None:
@@ -241,13 +261,9 @@ at_end_of_backward: Callable[[Callable[[], None]], None] = (
 # `torch.autograd.grad`. Only the engine knows these inputs.
 reaches_all: Callable[[], bool] = torch.autograd._is_checkpoint_valid
 
-
-def in_transform() -> bool:
-    """Whether a transform of `torch.func` is under way, such as `vmap`, `grad` or `jvp`.
-
-    The transforms are public, but the stack of those under way is not.
-    """
-    return torch._C._functorch.peek_interpreter_stack() is not None
+# The innermost transform of `torch.func` that is under way, such as `vmap`, `grad` or
+# `jvp`, or `None`. The transforms are public, but the stack of those under way is not.
+in_transform = torch._C._functorch.peek_interpreter_stack
 
 
 # **Tensors.** In this block [the guard of slices](access.py) is not called, because the
@@ -271,17 +287,37 @@ def storage_id(storage: torch.UntypedStorage) -> int:
     It is the address of the storage's own record. PyTorch does not document that two
     tensors of one storage give the same Python object.
     """
-    number: int = storage._cdata
+    number: int = _address(storage)
     return number
 
 
-def gradient_hooks(tensor: Tensor) -> list[Callable[..., Any]]:
-    """The hooks that run when the gradient of a tensor is computed.
+_address = attrgetter("_cdata")
+
+
+def storage_ids(tensors: Iterable[Tensor]) -> list[int]:
+    """[The number](#storage_id) of each tensor's storage."""
+    return [_address(tensor.untyped_storage()) for tensor in tensors]
+
+
+def shares_storage(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are views of one storage.
+
+    Storages are compared as objects, since an empty storage has no address to compare.
+    """
+    return bool(_address(one.untyped_storage()) == _address(other.untyped_storage()))
+
+
+def gradient_hooks(*tensors: Tensor) -> list[Callable[..., Any]]:
+    """The hooks that run when the gradients of some tensors are computed.
 
     Public methods register and remove hooks, but none lists them.
     """
-    each = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
-    return [hook for hooks in each for hook in (hooks or {}).values()]
+    return [
+        hook
+        for tensor in tensors
+        for hooks in (tensor._backward_hooks, tensor._post_accumulate_grad_hooks)
+        for hook in (hooks or {}).values()
+    ]
 
 
 # **Modules.** The code of the frame in which a module runs, hooks included. Only the
@@ -296,12 +332,27 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
     there becomes the attribute. `named_parameters` gives a copy, which leaves out
     `None` and second names of a parameter, and takes longer.
     """
-    return module._parameters
+    own: dict[str, nn.Parameter | None] = _parameters_of(module)
+    return own
+
+
+_parameters_of = attrgetter("_parameters")
 
 
 def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
     """[The same dictionary](#own_parameters) for buffers."""
-    return module._buffers
+    own: dict[str, Tensor | None] = _buffers_of(module)
+    return own
+
+
+_buffers_of = attrgetter("_buffers")
+
+
+def own_tables(
+    modules: Iterable[nn.Module],
+) -> list[tuple[dict[str, nn.Parameter | None], dict[str, Tensor | None]]]:
+    """[Both dictionaries](#own_parameters) of each module, those of parameters and of buffers."""
+    return [(_parameters_of(module), _buffers_of(module)) for module in modules]
 
 
 def lasting_buffers(module: nn.Module) -> dict[str, Tensor]:
@@ -327,7 +378,25 @@ INDEX_NAMES = {
 
 def own_children(module: nn.Module) -> dict[str, nn.Module | None]:
     """[The same dictionary](#own_parameters) for modules. `children` leaves out a second name."""
-    return module._modules
+    own: dict[str, nn.Module | None] = _children_of(module)
+    return own
+
+
+_children_of = attrgetter("_modules")
+
+
+def modules_inside(module: nn.Module, without: Container[nn.Module]) -> list[nn.Module]:
+    """A module and the modules in it, except some and what is in these.
+
+    A module that has two names is there twice.
+    """
+    found, waiting = [], [module]
+    while waiting:
+        part = waiting.pop()
+        found.append(part)
+        children = _children_of(part).values()
+        waiting += [c for c in children if c is not None and c not in without]
+    return found
 
 
 def pre_hooks_of(module: nn.Module) -> list[Callable[..., Any]]:
@@ -335,9 +404,9 @@ def pre_hooks_of(module: nn.Module) -> list[Callable[..., Any]]:
     return list(module._forward_pre_hooks.values())
 
 
-def is_compiled(module: nn.Module) -> bool:
-    """Whether `module.compile()` was called. No public function tells."""
-    return module._compiled_call_impl is not None
+def is_compiled(*modules: nn.Module) -> bool:
+    """Whether `module.compile()` was called for any of these. No public function tells."""
+    return any(module._compiled_call_impl is not None for module in modules)
 
 
 def is_initialised(module: nn.Module) -> bool:
@@ -498,3 +567,222 @@ def time_limit(group: Any) -> timedelta | None:
         if isinstance(limit, timedelta):
             return limit
     return None
+
+
+# ## Versions of PyTorch
+#
+# > What differs between the versions of PyTorch on which this library runs, each with its
+# > line and its reason.
+#
+# A cluster has the PyTorch that its administrators have installed. A library that runs on
+# one version only is therefore of no use on most clusters. This library runs on the
+# versions 2.11 to 2.15, and `SUPPORT.md` has a table of the tests that passed on each of
+# them.
+#
+# PyTorch changes with each version, so some lines must depend on it. All of these lines
+# are in this chapter, and no other module of the library checks the version. Where a
+# version added a name, the line checks whether PyTorch has the name, so it is right for
+# a build between two releases, too. Where only numbers changed, it compares versions.
+#
+# | since | what changed | what the library uses |
+# |---|---|---|
+# | 2.12 | on CUDA autocast computes `rms_norm` in FP32 | `NEWER_IN_FP32` |
+# | 2.13 | `all_gather_into_tensor` warns, and is renamed `all_gather_single` | `start_all_gather` |
+# | 2.13 | `reduce_scatter_tensor` warns, and is renamed `reduce_scatter_single` | `start_reduce_scatter` |
+# | 2.13 | there is a loss `linear_cross_entropy` | `NEWER_LOSSES` |
+# | 2.13 | what is too large for E4M3FN becomes its largest number, and not NaN | `E4M3FN_SATURATES` |
+# | 2.14 | autocast has other decompositions of matrices | `SOME_DECOMPOSITIONS` |
+# | 2.14 | a selective checkpoint passes what it keeps through hooks, or warns | `bypass_hooks` |
+
+
+# The first and the last minor version on which all tests have passed.
+OLDEST, NEWEST = "2.11", "2.15"
+
+
+def check_version(version: str) -> None:
+    """Refuse a PyTorch that is too old, and warn once of one that is newer than those tested.
+
+    An older version lacks functions that the library calls. A newer version may have
+    changed [a private name](torch_private.py). Usually it has not, so training may
+    begin, and the tests of the private names tell which of them have changed.
+
+    :param version: such as `torch.__version__`
+    :raises ImportError: if the version is older than 2.11
+    """
+    if _minor(version) < _minor(OLDEST):
+        raise ImportError(
+            f"shardbook needs PyTorch {OLDEST} or newer, and this is {version}: "
+            f"pip install 'torch>={OLDEST}'"
+        )
+    if _minor(version) > _minor(NEWEST):
+        warnings.warn(
+            f"shardbook was tested with PyTorch {OLDEST} to {NEWEST}, and this is {version}; "
+            "tests/book/foundations/test_torch_private.py finds out what has changed",
+            stacklevel=3,
+        )
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version, `(2, 11)` of `2.11.0+cu130`."""
+    return tuple(map(int, version.split(".")[:2]))
+
+
+def since(version: str) -> bool:
+    """Whether this PyTorch is of that minor version or of a newer one."""
+    return _minor(torch.__version__) >= _minor(version)
+
+
+# **Exchanges of one tensor.** The names of the two collectives in `torch.distributed`.
+# They are looked up at each call, because programs that watch exchanges put functions
+# of their own in these places.
+ALL_GATHER = (
+    "all_gather_single"
+    if hasattr(dist, "all_gather_single")
+    else "all_gather_into_tensor"
+)
+REDUCE_SCATTER = (
+    "reduce_scatter_single"
+    if hasattr(dist, "reduce_scatter_single")
+    else "reduce_scatter_tensor"
+)
+
+
+def start_all_gather(full: Tensor, piece: Tensor, *, group: Any) -> Work:
+    """Start to collect the pieces of all ranks in one tensor, in rank order.
+
+    :param full: receives the pieces; as many times as long as `piece` as there are ranks
+    """
+    work: Work = getattr(dist, ALL_GATHER)(full, piece, group=group, async_op=True)
+    return work
+
+
+def start_reduce_scatter(result: Tensor, full: Tensor, *, group: Any) -> Work:
+    """Start to add up a tensor over the ranks, of which each rank receives a piece.
+
+    :param result: receives this rank's piece of the sum
+    """
+    work: Work = getattr(dist, REDUCE_SCATTER)(result, full, group=group, async_op=True)
+    return work
+
+
+# **Losses that older versions lack.** `linear_cross_entropy`
+# contains the product of a model's head, so this product, too, is computed [in
+# FP32](policy.py).
+NEWER_LOSSES: tuple[Callable[..., Any], ...] = tuple(
+    getattr(F, name) for name in ("linear_cross_entropy",) if hasattr(F, name)
+)
+
+# **Autocast.** The operations that have a rule [in autocast's tables](autocast.py) in
+# some of the versions only. Version 2.12 added `rms_norm` on CUDA. Version 2.14 added
+# `linalg_matrix_sqrth` on every device, and removed `cholesky` and `qr`.
+NEWER_IN_FP32 = frozenset(
+    (["rms_norm"] if since("2.12") else [])
+    + (["linalg_matrix_sqrth"] if since("2.14") else [])
+)
+SOME_DECOMPOSITIONS = frozenset(
+    {"linalg_matrix_sqrth"} if since("2.14") else {"cholesky", "qr"}
+)
+
+# **Eight bits.** Whether a conversion to [E4M3FN](formats.py), which has no infinity,
+# gives the largest number where a value is too large. Before version 2.13 it gives NaN.
+E4M3FN_SATURATES = since("2.13")
+
+
+def bypass_hooks(block: Any) -> None:
+    """Let PyTorch's selective checkpoint keep its results as they are.
+
+    From version 2.14 on, the block of a selective checkpoint looks for hooks in which
+    autograd saves tensors, and warns that it will pass what it keeps through them. Here
+    these hooks are those of [the checkpoint around the block](saved_tensors.py), which
+    would drop the result.
+
+    :param block: the block of a forward pass; any other block stays as it is
+    """
+    if getattr(block, "respect_saved_tensors_hooks", False) is None:
+        block.respect_saved_tensors_hooks = False
+
+
+# ## Tensor versions
+#
+# > PyTorch counts the writes to each tensor. If the count is unchanged, the program has not written to it.
+#
+# A tensor is saved in the forward pass and used in the backward pass. Or a parameter is
+# gathered now and used in the next micro-batch. If the program writes to it between the
+# two moments, the old results belong to values that are gone. A comparison of the values
+# would take a copy and a pass over both. But PyTorch counts writes: each in-place
+# operation raises the *version* of the tensor to which it writes. If two versions of one
+# tensor differ, the tensor was written to in between:
+#
+# >>> import torch
+# >>> weight, bias = torch.zeros(2, 2), torch.zeros(2)
+# >>> before = Versions(weight, bias)
+# >>> bias += 1
+# >>> [tensor is bias for tensor in before.changed(weight, bias)]
+# [True]
+#
+# The count belongs to the memory. A view shares the count of its tensor, and so does an
+# alias from `detach`. A write through any of them raises the version of all:
+#
+# >>> view, alias = weight[0].fill_(1), weight.detach().mul_(2)
+# >>> writes_to(weight), writes_to(weight.t())
+# (2, 2)
+#
+# The version counts writes, whatever their values: `zero_` of a tensor of zeros counts.
+# Some writes are not counted at all:
+#
+# | write | counted |
+# |---|---|
+# | in place, even under `no_grad` and in inference mode | yes |
+# | to a tensor on the meta device, which has no memory | yes |
+# | through `.data`, an alias with a count of its own | no |
+# | `tensor.data = other`, which gives the tensor other memory | no |
+# | by a step of a fused optimizer, or by a batch norm to its running mean | no |
+# | to a tensor that was made in inference mode | no, it has no version |
+#
+# A program that reads the version of a tensor of the last row gets an error. This library
+# reads versions wherever tensors come from a program, so it takes such a tensor as never
+# written to. [Autograd](https://docs.pytorch.org/docs/stable/notes/autograd.html) makes
+# the same comparison for the tensors that it saves itself. If hooks replace a saved
+# tensor, autograd leaves the comparison to the hooks.
+
+
+class Versions(tuple[int, ...]):
+    """The number of writes to each of some tensors, at one moment.
+
+    It holds numbers and no tensors, so it keeps neither memory nor a graph alive.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, *tensors: Tensor) -> Versions:
+        # The same as `writes_to` of each tensor, without a call for each.
+        counts = [0 if one.is_inference() else one._version for one in tensors]
+        return super().__new__(cls, counts)
+
+    def changed(self, *tensors: Tensor) -> list[Tensor]:
+        """The tensors that have been written to since.
+
+        :param tensors: the same tensors, or aliases of them, in the same order
+        """
+        now = Versions(*tensors)
+        if now == self:
+            return []
+        rows = zip(tensors, now, self, strict=True)
+        return [tensor for tensor, count, before in rows if count != before]
+
+
+# How often a tensor was written to in place. PyTorch raises an error if it does not count
+# the writes, because the tensor was made in inference mode.
+count_of_writes: Callable[[Tensor], int] = attrgetter("_version")
+
+
+def writes_to(tensor: Tensor) -> int:
+    """The number of in-place writes to a tensor; 0 if PyTorch does not count them.
+
+    >>> import torch
+    >>> with torch.inference_mode():
+    ...     uncounted = torch.ones(2).add_(1)
+    >>> writes_to(uncounted)
+    0
+    """
+    return 0 if tensor.is_inference() else count_of_writes(tensor)

@@ -1,14 +1,18 @@
 """The notebooks' side of the book: ranks, checks, plots and words of the labs."""
 
-from shardbook.labs.checks import Check, NotYet, check, expect
-from shardbook.labs.first_cell import begin
-from shardbook.labs.lab_language import language
 from shardbook.labs.lab_ranks import ranks
-from shardbook.labs.plots import COLOURS, figure, label
-from shardbook.labs.progress_bar import progress
-from shardbook.labs.rank_outcomes import RanksFailed
-from shardbook.labs.rank_process import device, rank
-from shardbook.labs.words import tell
+from shardbook.labs.notebook import (
+    COLOURS,
+    Check,
+    NotYet,
+    begin,
+    check,
+    expect,
+    figure,
+    label,
+)
+from shardbook.labs.rank_process import RanksFailed, device, rank
+from shardbook.labs.words import language, progress, tell
 
 __all__ = [
     "COLOURS",

@@ -22,9 +22,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from shardbook.foundations.collectives import ledger, world
 from shardbook.models import gpt
 from shardbook.parallel.pipeline_parallel import Stage, bubble, cut
-from shardbook.parallel.tensor_parallel import split_block
-from shardbook.parallel.three_dimensions import AXES, stage_of
-from shardbook.parallel.zero_r import checkpoint_bytes, logits
+from shardbook.parallel.tensor_parallel import (
+    AXES,
+    checkpoint_bytes,
+    logits,
+    split_block,
+    stage_of,
+)
 from shardbook.streaming.residual import partition
 
 __all__ = ["Outcome", "pipeline", "tensor", "three", "zero_r"]

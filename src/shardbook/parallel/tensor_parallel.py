@@ -57,20 +57,43 @@ torchrun --standalone --nproc-per-node 2 -m shardbook.parallel tensor
 :notation $f$: the function between the layers
 :notation $Y$: the output of the second layer
 :notation $r$: `rank`, the number of one rank
+:notation $T$: the number of positions of a sequence
+:notation $P_a$: the paper's name for partitioned activations
+:notation $P_{a+\text{cpu}}$: the same with the pieces on the host
+:notation $C_B$: the paper's name for buffers of a constant size
+:notation $M_D$: the paper's name for memory without gaps
+:notation $m$: `pieces`, the number of micro-batches
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
+from shardbook.checkpointing.checkpointing import checkpoint
 from shardbook.foundations.collectives import all_reduce, world
+from shardbook.models import gpt
 from shardbook.models.gpt import Block
+from shardbook.parallel.pipeline_parallel import Stage, cut
+from shardbook.streaming.residual import piece_numel
+from shardbook.training.accumulate import no_sync
+from shardbook.zero.model import shard
 
-__all__ = ["ColumnLinear", "RowLinear", "split_block"]
+__all__ = [
+    "AXES",
+    "ColumnLinear",
+    "RowLinear",
+    "checkpoint_bytes",
+    "logits",
+    "split_block",
+    "stage_of",
+]
 
 
 class Enter(torch.autograd.Function):
@@ -195,3 +218,209 @@ def piece(length: int, rank: int, count: int) -> Tensor:
     tensor([4, 5, 6, 7])
     """
     return torch.arange(length).view(count, -1)[rank]
+
+
+# ## ZeRO-R: activations, buffers and fragmentation
+#
+# > ZeRO-R shrinks the memory besides parameters, gradients and optimizer state.
+#
+# A model of 1.5 billion parameters takes 24 GB of [model states](memory.py) in mixed
+# precision. The [ZeRO paper](bib:rajbhandari2020zero) counts what else its training
+# takes, for 32 sequences of 1024 positions: 60 GB of activations, or 8 GB with activation
+# checkpointing, and 6 GB for one FP32 vector of all gradients. In extreme cases the
+# authors saw a job run out of memory while more than 30 % of it was free. The paper calls
+# this memory the *residual states*. The three stages do not touch it. ZeRO-R, the paper's
+# other half, has four techniques for it:
+#
+# | | ZeRO-R | in this book |
+# |---|---|---|
+# | $P_a$ | each rank keeps a piece of a common checkpoint | [`partition`](residual.py#partition), used below
+# | $P_{a+\text{cpu}}$ | these pieces wait on the host | [`partition(offload=True)`](residual.py#partition) |
+# | $C_B$ | buffers have a constant size | the flat vectors of [units](unit.py) |
+# | $M_D$ | memory is allocated in advance | not done, for the reasons below |
+#
+# **Partitioned activations.** Let two ranks [share every matrix](tensor_parallel.py) of a
+# block. Both read the same input of $BTd$ values. With [a
+# checkpoint](checkpointing.py) around the block both keep this input until the backward
+# pass, so it is stored twice. With `partition` each rank keeps one half. Before the block
+# is recomputed, the ranks gather the whole input. In this program a rank keeps for the
+# block
+#
+# $$\frac{4\,BTd}{N} \text{ bytes instead of } 4\,BTd$$
+#
+# The price is an all-gather, beside the all-reduces that tensor parallelism sends anyway.
+# An all-reduce sends twice as much as an all-gather of the same vector:
+#
+# | one block with a checkpoint | all-reduces | all-gathers | values sent by a rank |
+# |---|---|---|---|
+# | forward pass | 2 | | $4\,BTd\,(N-1)/N$ |
+# | recomputation | 1 | 1 | $3\,BTd\,(N-1)/N$ |
+# | backward pass | 2 | | $4\,BTd\,(N-1)/N$ |
+#
+# The recomputation needs one all-reduce and not two, because it [stops
+# early](segment.py#Enough): nothing in the backward pass reads the sum at the
+# block's end. So `partition` sends 11 parts instead of 10.
+#
+# Ranks of plain data parallel training read different batches, so they have no equal
+# checkpoints to share. `partition` would mix their values, and `partition(check=True)`
+# refuses that. For such ranks the checkpoint can [wait on the host](residual.py#offload).
+#
+# **Buffers of constant size.** One vector for the gradients of the whole model makes the
+# largest messages, but it grows with the model. The paper's buffers keep one size for
+# every model. In this book each unit has vectors of its own, so the buffers have the size
+# of the largest unit. The planner's column *in flight* counts them. A GPT of 96 layers
+# has the same 252 MB there as one of 12 layers:
+#
+# >>> from shardbook.planning.planner import layouts_of, own_bytes
+# >>> for layers in (12, 96):
+# ...     config = gpt.Config(layers=layers, width=1024, heads=16, context=1024)
+# ...     own = own_bytes(layouts_of(config, 8), 3, "adamw", extra=0)
+# ...     print(f"{own.in_flight / 1e6:.0f} MB")
+# 252 MB
+# 252 MB
+#
+# You choose the size with the argument `units` of [`shard`](model.py#shard). There is no
+# option for a number of bytes.
+#
+# **Defragmentation.** A checkpoint is stored until the backward pass, and the activations
+# around it are freed at once. If an allocator places them in turns, only small gaps
+# become free, and a large request fails although their sum would be enough. The paper
+# therefore copies each checkpoint and each gradient into memory that was allocated in
+# advance. This book does not, for three reasons. The blocks of a transformer request the
+# same sizes again and again, so freed memory fits a later request. A copy costs time, and
+# the number and sizes of all checkpoints would have to be known before the first step.
+# And PyTorch's allocator for CUDA has its own remedy since then: with
+# `PYTORCH_ALLOC_CONF=expandable_segments:True` it maps free pages into one range of
+# addresses, so gaps of pages can be used together. Try it if `memory_reserved` is far
+# above `memory_allocated`.
+#
+# ```sh
+# torchrun --standalone --nproc-per-node 2 -m shardbook.parallel zero-r
+# ```
+
+
+def logits(
+    model: gpt.GPT, tokens_BT: Tensor, keeping: AbstractContextManager[object]
+) -> Tensor:
+    """A forward pass with a checkpoint around each block.
+
+    The context is entered around the call of a block only. Autograd saves one tensor
+    there, the block's input. The embedding and the head are outside, so their saved
+    tensors stay as they are.
+
+    :param tokens_BT: the same on all ranks that share the matrices
+    :param keeping: decides how the inputs of the blocks are kept, such as
+        [`partition()`](residual.py#partition) or `nullcontext()`
+    :returns: the logits, which do not depend on `keeping`
+    """
+    x: Tensor = tokens_BT
+    for layer in model:
+        if isinstance(layer, gpt.Block):
+            with keeping:
+                x = checkpoint(layer, x)
+        else:
+            x = layer(x)
+    return x
+
+
+def checkpoint_bytes(config: gpt.Config, sequences: int, ranks: int) -> int:
+    """The bytes that a rank keeps for the inputs of all blocks, in FP32.
+
+    >>> config = gpt.Config(layers=4, width=64, heads=4, context=32)
+    >>> [checkpoint_bytes(config, 8, ranks) for ranks in (1, 2, 4)]
+    [262144, 131072, 65536]
+
+    :param sequences: the number of sequences in a batch
+    :param ranks: the number of ranks that share each input
+    """
+    numel = sequences * config.context * config.width
+    return config.layers * 4 * piece_numel(numel, ranks)
+
+
+# ## Three dimensions of parallelism
+#
+# > ZeRO, tensor and pipeline parallelism in one job, in which each rank has a place on three axes.
+#
+# The three ways to split a model can be combined. Number the ranks by three coordinates:
+# the stage of the pipeline, the part of the data, and the part of each matrix. Take eight
+# ranks, with two parts on each axis. Rank 5 has the coordinates $(1, 0, 1)$: the second
+# half of the layers, the first half of the data, the second half of each matrix.
+#
+# The product of the three sizes is the number of ranks. Reports of a model with a trillion
+# parameters name 4,096 GPUs: 8 parts of each matrix, 64 pipeline stages, and 8 parts of
+# the data.
+#
+# A group of ranks with two equal coordinates works along the third axis. Rank 5 adds up
+# its terms with rank 4, exchanges parameters and gradients by ZeRO with rank 7, and
+# receives activations from rank 1. With ZeRO-3 each rank stores $1/N$ of the model
+# states, however the $N$ ranks are arranged.
+#
+# **Which dimension on which wires?** The answer follows from what each of them sends, and
+# from what waits for it:
+#
+# | dimension | sends | hides behind computation | wires |
+# |---|---|---|---|
+# | tensor | activations, four times a block | no | the fastest, inside one machine |
+# | data, by ZeRO-3 | parameters and gradients of each layer | yes, if gathered early | fast |
+# | data, repeated | gradients once a step | yes | slower |
+# | pipeline | activations, once a cut | yes, except in the bubble | the slowest, between machines |
+#
+# So neighbouring ranks share a matrix, and the stages of the pipeline are furthest apart.
+# A mesh whose *last* dimension is the tensor dimension has this order. Its neighbouring
+# ranks differ in the last coordinate first, and `torchrun` gives the ranks of one machine
+# consecutive numbers.
+#
+# **ZeRO beside a pipeline.** Each micro-batch of a stage is a forward and a backward
+# pass, and stage 3 gathers the parameters for each of them: $2m$ gathers of every unit in
+# a step. In stage 1 the gradients of the micro-batches [are added up
+# first](accumulate.py) and averaged once a step. [A forward pass
+# gathers](unit.py#Unit.expire) only until the first backward pass of the step: from
+# then on gradients wait, and the whole parameters stay. So under 1F1B a unit of the last
+# stage is gathered once, and one of the stage before it twice. A pipeline is therefore
+# usually combined with stage 1. This chapter takes the stage as an argument, and the
+# trained model is the same.
+#
+# A fourth dimension could split the sequence, and a fifth one the experts of a mixture.
+# [Optimus](bib:xu2021optimus) cuts the tensor dimension differently. It arranges the
+# ranks of a group as a square and cuts activations and matrices both ways, so that no
+# rank has whole activations either.
+#
+# ```sh
+# torchrun --standalone --nproc-per-node 8 -m shardbook.parallel three
+# ```
+#
+# :figure: three_dimensions
+
+
+AXES = ("pipeline", "data", "tensor")
+
+
+def stage_of(
+    config: gpt.Config, mesh: DeviceMesh, *, sequences: int, stage: int = 1
+) -> Stage:
+    """This rank's part of a GPT, split along all three axes.
+
+    First the chain is cut, so that no rank computes on the layers of others. Then each
+    block is split, and its remaining parameters are this rank's own. ZeRO comes last,
+    and shards them over the ranks that hold the same ones.
+
+    :param config: the whole model's shape
+    :param mesh: three dimensions with the names of `AXES`
+    :param sequences: the number of sequences in one micro-batch
+    :param stage: ZeRO's stage along the data dimension
+    :returns: its layers are sharded, and its parameters are for an optimizer
+    """
+    layers = list(gpt.GPT(config))
+    group = mesh["tensor"].get_group()
+    mine = cut(layers, mesh["pipeline"].get_local_rank(), mesh["pipeline"].size())
+    for layer in mine:
+        if isinstance(layer, gpt.Block):
+            split_block(layer, group)
+    shard(mine, stage=stage, mesh=mesh["data"])
+    return Stage(
+        mine,
+        (sequences, config.context, config.width),
+        gpt.loss,
+        mesh["pipeline"].get_group(),
+        alone=partial(no_sync, mine) if stage < 3 else nullcontext,
+    )

@@ -24,7 +24,7 @@ $$\text{sent}_3 = 4\,\Bigl(3 \sum_u P_u + 2n\Bigr)\,\frac{N_d-1}{N_d} \qquad
 
 The first two figures are exact for any FP32 model without frozen parameters, if each
 unit runs once in a forward pass and each micro-batch exchanges its gradients. [A
-policy](policy_bytes.py) changes the bytes of an element, and both remain exact.
+policy](forecast.py) changes the bytes of an element, and both remain exact.
 
 The peak is known for stage 3 only, without a policy and without checkpoints. For [this
 GPT](gpt.py) on a CPU it is exact: the tests compare it with a count, byte for byte,
@@ -40,22 +40,52 @@ allocator rounds a size up.
 :notation $\Psi_r$: the number of parameters in a rank's slices
 :notation $d$: `config.width`, the number of values that stand for one position
 :notation $h$: `config.heads`, the number of attention heads in a block
+:notation $m$: `masters`, the bytes of a number as it is stored
+:notation $b$: `computed`, the bytes of a number as modules compute with it
+:notation $c$: `collected`, the bytes of a number in the vector that collects gradients
+:notation $s$: `sent`, the bytes of a number as it travels in the exchange of gradients
+:notation $R$: `copies`, the number of copies of the model
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import gc
+import threading
+from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
+from torch import Tensor, nn
 
-from shardbook.foundations.layout import Layout
-from shardbook.foundations.ledger import all_reduce_bytes
+from shardbook.foundations.agreement import until
+from shardbook.foundations.collectives import all_reduce_bytes
+from shardbook.foundations.layout import Layout, plan
+from shardbook.foundations.torch_private import (
+    TorchDispatchMode,
+    storage_id,
+    tree_leaves,
+)
 from shardbook.models.gpt import GPT, Config
-from shardbook.parameters.policy import Policy
-from shardbook.planning.policy_bytes import AS_IT_IS, layouts_with, total
+from shardbook.zero.parameter_sites import dtypes_of, sites_of
+from shardbook.zero.policy import Policy
 
-__all__ = ["Forecast", "Setup", "forecast"]
+__all__ = [
+    "AS_IT_IS",
+    "Forecast",
+    "Kinds",
+    "Meter",
+    "Setup",
+    "forecast",
+    "kinds_of",
+    "layouts_with",
+    "total",
+]
+
+AS_IT_IS = Policy()
 
 FLOAT, INTEGER = 4, 8
 
@@ -71,7 +101,7 @@ class Setup:
     :param optimizer: `"adamw"`, or `"sgd"` without momentum, which stores nothing
     :param text: the bytes of text that each rank holds
     :param stage: the stage of ZeRO
-    :param copies: the number of copies of the model; the ranks of [a row](groups.py)
+    :param copies: the number of copies of the model; the ranks of [a row](collectives.py)
         share one
     :param policy: the dtypes in which the model computes and its gradients are sent,
         and whether the model is stored on the host
@@ -188,7 +218,7 @@ def steady_terms(setup: Setup, layouts: list[Layout], rank: int) -> dict[str, in
     The shards include their padding. The moments do not, since an optimizer sees only
     the slices. Below stage 3 the vectors stay whole, with $P_u$ instead of $S_u$. In
     stage 0 the moments are whole, too. The bytes of a policy are in [another
-    table](policy_bytes.py).
+    table](forecast.py).
     """
     kinds = total(layouts, setup.stage, setup.policy)
     terms = {"parameters": kinds.parameters + kinds.masters_on_host}
@@ -235,7 +265,7 @@ def extra_moments(setup: Setup, layouts: list[Layout], rank: int) -> dict[str, i
     # While the gradient of the head's matrix is computed, the larger of two tensors
     # exists: the logits' gradient, or the vector that collects the unit's gradients.
     # This is the first gradient of the head to be stored, so the gather of the unit
-    # before it has not [begun](hooks.py#Hooks.look_ahead).
+    # before it has not [begun](scheduler.py#Scheduler.backward_began).
     collected = layouts[last].padded
     numbers["backward of the head"] = (
         flight[last]
@@ -277,7 +307,7 @@ def units_in_flight(setup: Setup, layouts: list[Layout], k: int, rank: int = 0) 
 
     Unit `k` is unsharded, and the unit before it is being gathered. One vector collects
     the gradients of unit `k`. The vector of the unit after it is being exchanged, which
-    takes memory for [the received pieces](exchange.py). The later units have their
+    takes memory for [the received pieces](collectives.py). The later units have their
     shard of the gradients.
     """
     full = [layout.padded for layout in layouts]
@@ -314,3 +344,259 @@ def pieces(layout: Layout, rank: int) -> list[int]:
         stop - start
         for start, stop in (layout.piece(slot, rank) for slot in layout.slots)
     ]
+
+
+# ## The bytes of a policy
+#
+# > A policy's dtypes decide how many bytes a rank stores, gathers and sends for each number.
+#
+# [A policy](policy.py) sets the dtypes in which numbers are stored, used by modules,
+# collected as gradients, and sent. A unit with parameters of several kinds has a flat
+# vector for each kind, so this chapter counts vector by vector. [The planner](planner.py)
+# and [the forecast](forecast.py) add the vectors up.
+#
+# Let a number have $m$ bytes as a master, $b$ in the modules, $c$ as a collected gradient
+# and $s$ when it is sent. One vector then takes:
+#
+# | stage | masters | `full` between uses | gradients, at most | sent for a micro-batch |
+# |---|---|---|---|---|
+# | 0 | $m\,P_u$ | $b\,P_u$ | $\max(c, m)\,P_u$ | $2s\,(P_u - S_u)$ |
+# | 1 | $m\,S_u$ | $b\,P_u$ | $\max(c\,P_u, m\,S_u)$ | $(s + b)(P_u - S_u)$ |
+# | 2 | $m\,S_u$ | $b\,P_u$ | $m\,S_u$ | the same |
+# | 3 | $m\,S_u$ | 0 | $m\,S_u$ | $(s + 2b)(P_u - S_u)$ |
+#
+# If modules compute with the masters themselves, the two columns after the stage are one:
+# $m\,P_u$ in stages 0 to 2, $m\,S_u$ in stage 3.
+#
+# With [offload](offload.py) the masters and the mean gradients are on the host. Each rank
+# moves only its own part: in $b$ bytes a number before each gather, or in stage 0 before
+# each forward pass, and in $s$ bytes after each exchange.
+#
+# If there are $R$ [copies of the model](collectives.py), the mean is then taken over them,
+# too, and $2s\,S_u\,(R-1)/R$ more bytes are sent.
+#
+# These figures hold on every backend. Even on NCCL 16-bit gradients are sent in 16 bits,
+# by [an all-to-all](collectives.py), and added in FP32.
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """The bytes of trainable vectors on one rank.
+
+    :param parameters: on the device, between steps
+    :param masters_on_host: parameters on the host
+    :param gradients: on the device, at the end of a backward pass
+    :param gradients_on_host: at the same moment, on the host
+    :param sent: handed to the network for one micro-batch
+    :param moved: copied between host and device, for one micro-batch
+    """
+
+    parameters: int = 0
+    masters_on_host: int = 0
+    gradients: int = 0
+    gradients_on_host: int = 0
+    sent: int = 0
+    moved: int = 0
+
+    def __add__(self, other: Kinds) -> Kinds:
+        names = [field.name for field in fields(self)]
+        return Kinds(*(getattr(self, name) + getattr(other, name) for name in names))
+
+
+def kinds_of(layout: Layout, stage: int, policy: Policy, copies: int = 1) -> Kinds:
+    """The bytes of one trainable vector on one rank.
+
+    >>> import torch
+    >>> (layout,) = plan([("weight", nn.Parameter(torch.ones(64, 64)))], world_size=4)
+    >>> kinds_of(layout, 3, Policy()).sent, kinds_of(layout, 3, Policy()).parameters
+    (36864, 4096)
+
+    :param layout: its length, and the dtypes in which it is stored and computed with
+    :param policy: the dtype in which its gradients are sent, and where it is stored
+    :param copies: the number of copies of the model
+    """
+    masters, computed = layout.dtype.itemsize, layout.computes_in.itemsize
+    collected = policy.collects_in(layout.computes_in).itemsize
+    sent = policy.sends_in(layout.computes_in).itemsize
+    whole, part = layout.padded, layout.shard_numel
+    kept = part if stage else whole
+    own, mean = masters * kept, masters * kept
+    # Stages 0 and 1 keep the collected gradients until the backward pass ends.
+    vectors = collected * whole if stage < 2 else 0
+    copied = layout.computes_in != layout.dtype or policy.offload
+    if not copied:
+        full, own = (0, own) if stage == 3 else (masters * whole, 0)
+    else:
+        full = 0 if stage == 3 else computed * whole
+    gathers = (0, 1, 1, 2)[stage]
+    reduced = 2 if stage == 0 else 1
+    # In stage 0 the masters come from the host without a gather, once for each forward
+    # pass.
+    entered = max(gathers, 1)
+    return Kinds(
+        parameters=full if policy.offload else full + own,
+        masters_on_host=own if policy.offload else 0,
+        gradients=vectors if policy.offload else max(vectors, mean),
+        gradients_on_host=mean if policy.offload else 0,
+        sent=(reduced * sent + gathers * computed) * (whole - part)
+        # The mean is then taken [over the copies](collectives.py#Groups.mean).
+        + 2 * sent * (copies - 1) * part // copies,
+        moved=(entered * computed + sent) * kept if policy.offload else 0,
+    )
+
+
+def total(
+    layouts: Iterable[Layout], stage: int, policy: Policy, copies: int = 1
+) -> Kinds:
+    """The bytes of all vectors of a model.
+
+    They include [the comparison](unused.py) of the parameters that were used, an
+    all-reduce of 4 bytes for each parameter tensor.
+
+    :param layouts: of its trainable vectors
+    :param copies: the number of copies of the model
+    """
+    layouts = list(layouts)
+    numbers = sum(len(layout.slots) for layout in layouts) + 2 * (stage == 0)
+    size = copies * max((layout.world_size for layout in layouts), default=1)
+    compared = 4 * (numbers + -numbers % (2 * size))
+    return sum(
+        (kinds_of(layout, stage, policy, copies) for layout in layouts),
+        Kinds(sent=2 * (size - 1) * compared // size),
+    )
+
+
+def layouts_with(
+    policy: Policy,
+    unit: nn.Module,
+    world_size: int,
+    copies: int = 1,
+    uncut: Container[str] = (),
+) -> tuple[Layout, ...]:
+    """The layouts of a unit's vectors, as sharding under the policy would cut them.
+
+    :param unit: not sharded; it may be on the meta device
+    :param world_size: the number of ranks that share one copy of the model
+    :param copies: the number of copies
+    :param uncut: the names in the unit of parameters that belong whole to one rank
+    :returns: one layout for each kind of parameter
+    """
+    dtypes = dtypes_of(policy, sites_of(unit))
+    return plan(unit.named_parameters(), world_size, copies, dtypes, uncut)
+
+
+# ## Counting the stored bytes
+#
+# > A meter adds up the memory of all live tensors after every operation.
+#
+# Memory is easy to misjudge. Of the allocator's figures, `memory_reserved` includes its
+# cache and `memory_allocated` does not. The system's figures include the interpreter. And
+# none of them tells which tensor takes the memory. This meter counts *storages*, the
+# blocks of memory under the tensors. Two views of one storage count once. A storage that
+# was shrunk to nothing, such as [a unit's vector](flat.py) between its uses, counts
+# nothing.
+#
+# ```python
+# with Meter() as meter:
+#     step()
+# print(meter.peak, meter.now())
+# ```
+#
+# The meter is slow, so use it for one step and not for a whole run.
+
+
+class Meter(TorchDispatchMode):
+    """Counts the bytes of all live storages, on all devices except `meta`.
+
+    The meter sees each operation below autograd. So it also sees the tensors to which
+    only the graph refers. A sparse tensor has no storage of its own, and is left out.
+    The book makes none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        # The key is the storage's address in C++. An entry goes when its storage does:
+        # torch keeps a storage's Python object for as long as the storage is in use,
+        # and weak references follow that object.
+        self.storages: WeakValueDictionary[int, torch.UntypedStorage] = (
+            WeakValueDictionary()
+        )
+
+    def __enter__(self) -> Meter:
+        wait_for_gloo()
+        # Tensors from before the step are stored even if the step does not use them.
+        # `type` is used because `isinstance` reads the object's class, and for some
+        # objects that raises a warning.
+        gc.collect()
+        for thing in gc.get_objects():
+            if issubclass(type(thing), Tensor):
+                self.see(thing)
+        self.peak = self.now()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        wait_for_gloo()
+
+    def __torch_dispatch__(
+        self,
+        operation: Callable[..., Any],
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
+        result = operation(*args, **(kwargs or {}))
+        for value in tree_leaves((args, kwargs, result)):
+            if isinstance(value, Tensor):
+                self.see(value)
+        self.peak = max(self.peak, self.now())
+        return result
+
+    def see(self, tensor: Tensor) -> None:
+        """Record the storage under a tensor."""
+        if tensor.layout is torch.strided and not tensor.is_meta:
+            storage = tensor.untyped_storage()
+            self.storages[storage_id(storage)] = storage
+
+    def now(self) -> int:
+        """The bytes of all storages that are alive, at their present sizes."""
+        return sum(storage.nbytes() for storage in self.storages.values())
+
+    def settled(self) -> int:
+        """The same, when the exchanges before have let go of their tensors."""
+        wait_for_gloo()
+        return self.now()
+
+
+# sidelit: depth What gloo still holds.
+
+
+def wait_for_gloo() -> None:
+    """Wait until gloo's threads have let go of the tensors that they have exchanged.
+
+    Such a thread holds them for a moment after it has reported the end of the exchange,
+    and on a busy machine the moment may be half a second. Then it sleeps. So this
+    function waits until all other threads of the process sleep, for at most two
+    seconds.
+    """
+    # A thread that sleeps may also wait for Python's lock, which reading a file gives
+    # away. So each thread must be found asleep twice.
+    until(lambda: others_sleep() and others_sleep(), timedelta(seconds=2))
+
+
+def others_sleep() -> bool:
+    """Whether no other thread of this process runs. Only Linux tells; elsewhere the answer is yes."""
+    own = str(threading.get_native_id())
+    states = Path("/proc/self/task").glob("*/stat")
+    return not any(runs(each) for each in states if each.parent.name != own)
+
+
+def runs(state: Path) -> bool:
+    """Whether a thread runs or is ready to. One that has ended does not."""
+    try:
+        # The name of a thread stands before this, in parentheses.
+        return state.read_text().rpartition(")")[2].split()[0] == "R"
+    except OSError:
+        return False

@@ -17,7 +17,7 @@ The vectors of parameters and gradients include their [padding](layout.py). The 
 do not, since an optimizer sees only the parameters themselves: all $\Psi$ of them, or
 the $\Psi_r$ in this rank's slices. AdamW also counts the steps of each of the $n$
 tensors, in 4 bytes. The changes by [a policy](policy.py) are in [another
-table](policy_bytes.py).
+table](forecast.py).
 
 **Between steps** a rank stores parameters and optimizer state.
 
@@ -50,25 +50,43 @@ steps and the bytes sent agree with the table exactly.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from shardbook.foundations.layout import Layout, plan
+from shardbook.foundations.torch_private import own_buffers, own_parameters
 from shardbook.models.gpt import GPT, Config
-from shardbook.parameters.policy import Policy
 from shardbook.planning.forecast import (
+    AS_IT_IS,
     FLOAT,
     Setup,
     extra_moments,
+    layouts_with,
     steady_terms,
+    total,
     units_in_flight,
 )
-from shardbook.planning.policy_bytes import AS_IT_IS, layouts_with, total
+from shardbook.zero.model import Select, select
+from shardbook.zero.parameter_sites import Site, dtypes_of, sites_by_unit
+from shardbook.zero.policy import Policy
+from shardbook.zero.unit import BUNDLE
 
-__all__ = ["Own", "activations", "layouts_of", "one_vector", "own_bytes", "tables"]
+__all__ = [
+    "Built",
+    "Own",
+    "activations",
+    "built",
+    "is_sliced",
+    "layouts_of",
+    "one_vector",
+    "own_bytes",
+    "tables",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +135,8 @@ def own_bytes(
 
     :param extra: the bytes of activations; `None` if they are not known, as under a
         policy with a `param_dtype` or offload
-    :param policy: the policy, which [changes the bytes](policy_bytes.py)
-    :param copies: the number of [copies of the model](groups.py)
+    :param policy: the policy, which [changes the bytes](forecast.py)
+    :param copies: the number of [copies of the model](collectives.py)
     """
     setup = Setup(
         Config(), layouts[0].world_size, 1, 1, optimizer, stage=stage, policy=policy
@@ -136,15 +154,25 @@ def own_bytes(
     whole, vectors = (0, 0, 0, 2)[stage], (2, 1, 3, 3)[stage]
     # A unit has one vector for each kind of parameter.
     largest: dict[tuple[Any, ...], int] = {}
+    every: Counter[tuple[Any, ...]] = Counter()
     for layout in layouts:
         kind = layout.dtype, layout.computes_in, layout.trainable, layout.uncut
         largest[kind] = max(largest.get(kind, 0), layout.padded)
-    in_flight = sum(
-        padded * (whole * dtype.itemsize + vectors * policy.collects_in(dtype).itemsize)
-        for (_, dtype, *_), padded in largest.items()
-    )
+        every[kind] += layout.padded
+    in_flight = 0
+    for kind, padded in largest.items():
+        size, collected = kind[1].itemsize, policy.collects_in(kind[1]).itemsize
+        more = padded * (whole * size + vectors * collected)
+        if stage < 2:
+            # [Small units](unit.py#Bundle) are exchanged together, after the backward pass.
+            # By then the activations are freed, but for the batch and the loss, which are
+            # less than a tenth of them.
+            together = min(every[kind], BUNDLE // policy.sends_in(kind[1]).itemsize)
+            freed = 9 * (extra or 0) // 10
+            more = max(more, together * vectors * collected - freed)
+        in_flight += more
     # Two more means are exchanged [with the other
-    # copies](conductor.py#Conductor.advance), each with memory for the received pieces.
+    # copies](scheduler.py#Scheduler.advance), each with memory for the received pieces.
     if copies > 1:
         in_flight += 2 * 2 * FLOAT * sum(largest.values()) // layouts[0].world_size
     return Own(
@@ -175,9 +203,9 @@ def activations(config: Config, batch: int, checkpointing: bool) -> int:
     >>> [activations(config, 8, checkpointing) // 10**6 for checkpointing in (False, True)]
     [13068, 1477]
     """
-    loss, head, block, embedding = moments(replace(config, layers=1), batch)
+    loss, head, block, embedding = peak_moments(replace(config, layers=1), batch)
     # The difference that a second block makes is what each block saves.
-    each = moments(replace(config, layers=2), batch)[0] - loss
+    each = peak_moments(replace(config, layers=2), batch)[0] - loss
     if checkpointing:
         first = FLOAT * batch * config.context * config.width
         loss = loss - each + first
@@ -188,7 +216,7 @@ def activations(config: Config, batch: int, checkpointing: bool) -> int:
     return max(max(loss, head, block) + (config.layers - 1) * each, embedding)
 
 
-def moments(config: Config, batch: int) -> tuple[int, int, int, int]:
+def peak_moments(config: Config, batch: int) -> tuple[int, int, int, int]:
     """The bytes at the loss, and in the backward pass of the head, a block and the
     embedding.
 
@@ -306,3 +334,167 @@ def columns(rows: list[dict[str, Any]], names: dict[str, str], size: int) -> lis
 def cell(value: Any, size: int) -> str:
     """A number of bytes in the table's unit; text stays as it is."""
     return value if isinstance(value, str) else f"{value / size:,.1f}"
+
+
+# sidelit: core
+
+
+# ## The peak of a construction
+#
+# > The memory that a rank needs while a model is built unit by unit, computed from shapes alone.
+#
+# [A model without memory](construct.py) gets its memory one unit at a time. The peak is
+# reached while one of the units is being cut. Take two units on 2 ranks in stage 3. Each
+# has a matrix of 600 elements in FP32, which is padded to 608:
+#
+# | moment | shards before | parameters | flat vector | shard | bytes |
+# |---|---|---|---|---|---|
+# | the first unit is copied and cut | 0 | 600 | 608 | 304 | 6,048 |
+# | the second one | 304 | 600 | 608 | 304 | 7,264 |
+# | afterwards | 608 | 0 | 0 | 0 | 2,432 |
+#
+# This chapter computes the bytes at these moments. The model has no memory, so the
+# computation costs nothing at any size. It includes buffers, units with several flat
+# vectors, and the changes that [a policy](policy.py) makes to them. It leaves out the
+# temporaries of the function that gives a module its values.
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """The bytes that a construction takes and leaves on one rank.
+
+    :param vectors: the layouts of each unit, by the unit's name
+    :param parameters: the bytes that are kept of the units
+    :param buffers: the bytes of the buffers of all modules
+    :param peak: the largest number of bytes at one moment
+    """
+
+    vectors: dict[str, tuple[Layout, ...]]
+    parameters: int
+    buffers: int
+    peak: int
+
+
+def built(
+    model: nn.Module,
+    units: Select | None,
+    world_size: int,
+    *,
+    stage: int = 3,
+    policy: Policy = AS_IT_IS,
+) -> Built:
+    """Compute the bytes at each moment of a construction.
+
+    >>> import torch
+    >>> with torch.device("meta"):
+    ...     model = nn.Sequential(*(nn.Linear(20, 30, bias=False) for _ in range(2)))
+    >>> built(model, None, world_size=2).peak
+    7264
+
+    :param model: on the meta device
+    :param units: as for [`shard`](model.py#shard)
+    """
+    sites = sites_by_unit(model, select(model, units))
+    names = {module: name for name, module in model.named_modules()}
+    fresh: dict[Tensor, int] = {}
+    vectors: dict[str, tuple[Layout, ...]] = {}
+    kept = buffers = peak = 0
+    for module in parts_first(model):
+        for parameter in own_parameters(module).values():
+            if parameter is not None:
+                fresh[parameter] = parameter.nbytes
+        new = [each for each in own_buffers(module).values() if each is not None]
+        buffers += sum(each.nbytes for each in new)
+        held = kept + buffers + sum(fresh.values())
+        peak = max(peak, held)
+        name = names[module]
+        if not sites.get(name):
+            continue
+        layouts = layouts_of_unit(sites[name], world_size, policy)
+        vectors[name] = layouts
+        for more in moments(layouts, stage, policy):
+            peak = max(peak, held + more)
+        kept += sum(kept_of(layout, stage, policy) for layout in layouts)
+        for site in sites[name]:
+            # A parameter that was cut counts as a shard from now on.
+            fresh[site.parameter] = 0
+    return Built(vectors, kept, buffers, peak)
+
+
+def moments(layouts: tuple[Layout, ...], stage: int, policy: Policy) -> Iterator[int]:
+    """The bytes that a unit adds to its parameters, at each moment while it is cut.
+
+    First all its vectors are filled. Then they are cut one after the other. As soon as
+    a vector is cut, its parameters are views of the part that is kept.
+    """
+    waiting = sum(whole(layout) for layout in layouts)
+    yield waiting
+    done = 0
+    for layout in layouts:
+        converts = policy.offload or layout.computes_in != layout.dtype
+        sliced = is_sliced(layout, stage)
+        apart = kept_apart(layout, stage, policy)
+        yield done + waiting + apart
+        if converts:
+            # The vector is dropped before the one with which modules compute is
+            # created, unless all of it is kept as masters.
+            dropped = whole(layout) if sliced or policy.offload else 0
+            yield done + waiting - dropped + apart + computed(layout)
+        waiting -= whole(layout)
+        parameters = sum(slot.numel for slot in layout.slots) * layout.dtype.itemsize
+        done += kept_of(layout, stage, policy) - parameters
+
+
+def kept_of(layout: Layout, stage: int, policy: Policy) -> int:
+    """The bytes that a rank keeps of a vector."""
+    if not policy.offload and layout.computes_in == layout.dtype:
+        return part(layout) if stage == 3 else whole(layout)
+    masters = part(layout) if is_sliced(layout, stage) else whole(layout)
+    return masters + (0 if stage == 3 else computed(layout))
+
+
+def is_sliced(layout: Layout, stage: int) -> bool:
+    """Whether a rank keeps only a part of a vector.
+
+    Stages 1 and 2 keep [frozen vectors](unit.py#Unit.keep) whole.
+    """
+    return stage == 3 or (stage > 0 and layout.trainable)
+
+
+def kept_apart(layout: Layout, stage: int, policy: Policy) -> int:
+    """The bytes that are copied out of the vector, and are not a view into it."""
+    sliced = is_sliced(layout, stage)
+    if policy.offload:
+        return part(layout) if sliced else whole(layout)
+    apart = stage == 3 or (sliced and layout.computes_in != layout.dtype)
+    return part(layout) if apart else 0
+
+
+def whole(layout: Layout) -> int:
+    """The bytes of a vector in the dtype in which it is stored."""
+    return layout.padded * layout.dtype.itemsize
+
+
+def computed(layout: Layout) -> int:
+    """The bytes of a vector in the dtype in which modules compute."""
+    return layout.padded * layout.computes_in.itemsize
+
+
+def part(layout: Layout) -> int:
+    """The bytes of one rank's part."""
+    return layout.shard_numel * layout.dtype.itemsize
+
+
+def layouts_of_unit(
+    sites: list[Site], world_size: int, policy: Policy
+) -> tuple[Layout, ...]:
+    """The layouts of a unit's vectors, trainable and frozen ones."""
+    named = {site.name: site.parameter for site in sites}
+    return plan(named.items(), world_size, computes_in=dtypes_of(policy, sites))
+
+
+def parts_first(model: nn.Module) -> list[nn.Module]:
+    """All modules in the order in which they get memory."""
+    found: list[nn.Module] = []
+    model.apply(found.append)
+    return list(dict.fromkeys(found))

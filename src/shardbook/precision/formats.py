@@ -78,7 +78,7 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 
 from shardbook.command import Mistake, Parser, complain
-from shardbook.foundations.torch_versions import E4M3FN_SATURATES
+from shardbook.foundations.torch_private import E4M3FN_SATURATES
 
 __all__ = ["FORMATS", "Format"]
 

@@ -53,7 +53,7 @@ scaler.update()
 
 If no code reads the gradients between the two, one backward pass of `words + image`
 gives the same gradients in half the time. For sharded models the loop is the same, with
-[a scaler that compares all ranks](sharded_scaler.py). Each of the two backward passes
+[a scaler that compares all ranks](loss_scaling.py). Each of the two backward passes
 then sends the gradients of the encoder, and one backward pass of the sum sends them
 once.
 
@@ -84,23 +84,40 @@ as long as no gradient becomes subnormal or infinite.
 
 :figure: loss_scale
 :notation $S$: `factor`, the loss scale
+:notation $g$: the gradients before they are scaled
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Container, Iterable, Mapping
+from inspect import signature
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from shardbook.precision import unscaling
-from shardbook.training.step_in_backward import refuse_to_scale
+from shardbook.foundations.collectives import all_reduce_max
+from shardbook.foundations.exchange_order import Order
+from shardbook.foundations.torch_private import reads_found_inf, unscale_
+from shardbook.training.accumulate import refuse_late, refuse_to_scale
+from shardbook.zero.flat import Flat, owner_of
+from shardbook.zero.optimizer_guard import refuse_waiting
 
-__all__ = ["GradScaler"]
+__all__ = [
+    "GradScaler",
+    "ShardedGradScaler",
+    "any_of",
+    "divide_and_check",
+    "refuse_closure",
+    "refuse_parts",
+    "refuse_twice",
+    "step_unless",
+]
 
 
 class GradScaler:
@@ -109,7 +126,7 @@ class GradScaler:
     One scaler serves all models, losses and optimizers of a program. It computes the
     same scales and skips the same steps as `torch.amp.GradScaler`, and their states are
     interchangeable. A sharded model needs [a scaler that compares all
-    ranks](sharded_scaler.py).
+    ranks](loss_scaling.py).
 
     :param device: the type of the losses' device, such as `"cuda"`; `None` takes that
         of the first loss. As in PyTorch, a scaler for CUDA on a machine without CUDA
@@ -168,7 +185,7 @@ class GradScaler:
         :returns: the same structure
         :raises ValueError: if there is something else in it
         :raises RuntimeError: if a model would [step in the backward
-            pass](step_in_backward.py)
+            pass](accumulate.py)
         """
         if not self.enabled:
             return outputs
@@ -200,13 +217,13 @@ class GradScaler:
         if not self.enabled:
             return
         self.refuse_unscaled("unscale_")
-        unscaling.refuse_twice(optimizer, self.stepped, self.found)
+        refuse_twice(optimizer, self.stepped, self.found)
         self.found[optimizer] = self.divide(optimizer)
 
     def divide(self, optimizer: Optimizer) -> Tensor | None:
-        """Divide the gradients and return [the flag](unscaling.py#divide_and_check)."""
-        unscaling.refuse_parts(optimizer)
-        return unscaling.divide_and_check(optimizer, self.factor)
+        """Divide the gradients and return [the flag](loss_scaling.py#divide_and_check)."""
+        refuse_parts(optimizer)
+        return divide_and_check(optimizer, self.factor)
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Call the optimizer's step if all its gradients are finite; otherwise skip the
@@ -222,7 +239,7 @@ class GradScaler:
         if not self.enabled:
             return optimizer.step(*args, **kwargs)
         self.refuse_unscaled("step")
-        unscaling.refuse_closure(optimizer, *args, *kwargs.values())
+        refuse_closure(optimizer, *args, *kwargs.values())
         name = type(optimizer).__name__
         if optimizer in self.stepped:
             raise RuntimeError(f"this {name} has stepped already; call update() first")
@@ -234,7 +251,7 @@ class GradScaler:
                 f"no parameter of this {name} has a gradient; "
                 "run a backward pass before step"
             )
-        result = unscaling.step_unless(overflow, optimizer, *args, **kwargs)
+        result = step_unless(overflow, optimizer, *args, **kwargs)
         self.stepped.add(optimizer)
         return result
 
@@ -254,7 +271,7 @@ class GradScaler:
         if not self.enabled:
             return
         self.refuse_unscaled("update")
-        overflow = unscaling.any_of([f for f in self.found.values() if f is not None])
+        overflow = any_of([f for f in self.found.values() if f is not None])
         if new_scale is not None:
             new_scale = float(new_scale)
             refuse_unless(SMALLEST <= new_scale < math.inf, "new_scale", new_scale)
@@ -453,3 +470,362 @@ def refuse_number(device: object) -> None:
             f"the first argument of a scaler is the device, as in PyTorch; "
             f"write init_scale={device}"
         )
+
+
+# sidelit: core
+
+
+# ## Dividing and checking the gradients
+#
+# > Each gradient is read once: it is divided by the loss scale and checked for infinity and NaN.
+#
+# [The scaler](loss_scaling.py) has to check every gradient before an optimizer steps. It
+# has to divide them as well, so one operation does both. The result of the check is one
+# number, the *flag*: 1 if any gradient is infinite or NaN, else 0. On a GPU the flag
+# stays on the device, so the host need not wait for it here.
+
+
+@torch.no_grad()
+def divide_and_check(optimizer: Optimizer, factor: Tensor) -> Tensor | None:
+    """Divide all gradients of an optimizer by $S$, in place.
+
+    >>> parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    >>> parameters[0].grad = torch.tensor([65536.0, 98304.0])
+    >>> parameters[1].grad = torch.tensor([65536.0, float("inf")])
+    >>> divide_and_check(torch.optim.SGD(parameters), torch.tensor(65536.0))
+    tensor(1.)
+    >>> parameters[0].grad
+    tensor([1.0000, 1.5000])
+
+    :param factor: 0-dim, FP32
+    :returns: the flag, 0-dim and FP32, on the device of `factor`; `None` if there is no
+        gradient
+    :raises ValueError: if a gradient is FP16
+    """
+    # The operation below multiplies by the inverse, which is exact if $S$ is a power of
+    # two.
+    inverse = factor.double().reciprocal().float()
+    flags: dict[torch.device, Tensor] = {}
+    for values in gradients(optimizer):
+        device = values[0].device
+        flag = flags.setdefault(device, torch.zeros((), device=device))
+        # This operation reads each value once, multiplies it, and sets the flag if the
+        # value is not finite. Its name is private in PyTorch, but public operations
+        # would read each gradient twice.
+        unscale_(values, flag, inverse.to(device))
+    return any_of([flag.to(factor.device) for flag in flags.values()])
+
+
+def gradients(optimizer: Optimizer) -> list[list[Tensor]]:
+    """The gradients of an optimizer, in one list for each device and dtype.
+
+    With such a list a GPU starts one kernel for many gradients, instead of one for
+    each.
+
+    :raises ValueError: if a gradient is FP16
+    """
+    kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if gradient.dtype is torch.float16:
+                refuse_half(optimizer)
+            if gradient.is_sparse:
+                gradient = added_up(parameter)
+            kinds[gradient.device, gradient.dtype].append(gradient)
+    return list(kinds.values())
+
+
+def any_of(flags: list[Tensor]) -> Tensor | None:
+    """Combine flags into one that is 1 if any of them is; `None` without flags."""
+    return torch.stack(flags).amax() if flags else None
+
+
+def step_unless(overflow: Tensor, optimizer: Optimizer, *args: Any, **kw: Any) -> Any:
+    """Call an optimizer's step, unless the flag is 1.
+
+    A fused optimizer reads the flag on the device, and changes nothing if it is set. The
+    host only queues its step, and does not wait. For any other optimizer the host has to
+    decide, so `item` waits until the device has computed all gradients. No other line of
+    a step makes the host wait.
+
+    A fused optimizer reads two attributes of its own: `found_inf`, the flag, and
+    `grad_scale`, a number by which it divides. Here the gradients are divided already,
+    so `grad_scale` is `None`, unless the program has set one. Both attributes are
+    deleted after the step.
+
+    :returns: what the optimizer returns; `None` if the host skipped the step
+    :raises TypeError: if the optimizer's step takes the scaler as an argument
+    """
+    # An attribute of PyTorch's optimizers shows whether they read `found_inf`.
+    if not reads_found_inf(optimizer):
+        return None if overflow.item() else optimizer.step(*args, **kw)
+    refuse_old_step(optimizer)
+    own = getattr(optimizer, "grad_scale", None)
+    vars(optimizer).update(found_inf=overflow, grad_scale=own)
+    try:
+        return optimizer.step(*args, **kw)
+    finally:
+        for name in ("found_inf", "grad_scale"):
+            del vars(optimizer)[name]
+
+
+# sidelit: depth Sparse gradients, and gradients or steps that a scaler cannot check.
+
+
+def added_up(parameter: Any) -> Tensor:
+    """Return the values of a sparse gradient, one for each element."""
+    # Several values can stand for one element, and their sum can be infinite although
+    # each of them is finite. So they are added before the check.
+    parameter.grad = parameter.grad.coalesce()
+    values: Tensor = parameter.grad.values()
+    return values
+
+
+def refuse_half(optimizer: Optimizer) -> None:
+    """Refuse an FP16 gradient, because the division would round small values to zero
+    after all.
+
+    >>> (torch.tensor(1e-8) * 2.0**16).half() / 2.0**16
+    tensor(0., dtype=torch.float16)
+
+    A gradient has the dtype of its parameter. So the parameters have to be FP32, and
+    [autocast](autocast.py) or [a policy](policy.py) makes FP16 copies for the
+    computation.
+
+    :raises ValueError: always
+    """
+    raise ValueError(
+        f"a gradient of this {type(optimizer).__name__} is FP16 and would underflow "
+        "when it is unscaled; keep the parameters in FP32, and compute in FP16 under "
+        "autocast or by a policy"
+    )
+
+
+def refuse_parts(optimizer: Optimizer) -> None:
+    """Refuse a sharded gradient, because one rank cannot check the parts of the others.
+
+    With a scaler for each rank, [one rank would skip a step](loss_scaling.py) that
+    the others take.
+
+    :raises ValueError: if a parameter is split over the ranks
+    """
+    for group in optimizer.param_groups:
+        for flat in filter(None, map(owner_of, group["params"])):
+            if flat.sliced:
+                raise ValueError(
+                    f"this {type(optimizer).__name__} trains this rank's part of a "
+                    "sharded model; use ShardedGradScaler, which asks all ranks"
+                )
+
+
+def refuse_twice(
+    optimizer: Optimizer, stepped: Container[Optimizer], found: Container[Optimizer]
+) -> None:
+    """Refuse to divide gradients twice, since they would be too small and no error
+    would follow.
+
+    :param stepped: the optimizers that have stepped
+    :param found: the optimizers whose gradients are divided already
+    :raises RuntimeError: if the optimizer is among either
+    """
+    name = type(optimizer).__name__
+    if optimizer in stepped:
+        raise RuntimeError(f"this {name} has stepped; call unscale_ before step")
+    if optimizer in found:
+        raise RuntimeError(
+            f"the gradients of this {name} are unscaled already; "
+            "call update() before the next step"
+        )
+
+
+def refuse_closure(optimizer: Optimizer, *arguments: Any) -> None:
+    """Refuse a closure, because it computes gradients inside the step, where they are
+    not checked.
+
+    :raises RuntimeError: if one of the arguments of a step is a closure
+    """
+    if any(map(callable, arguments)):
+        raise RuntimeError(
+            f"this {type(optimizer).__name__} gets a closure, whose gradients would not "
+            "be checked; compute them before step, without a closure"
+        )
+
+
+def refuse_old_step(optimizer: Optimizer) -> None:
+    """Refuse an optimizer whose step takes the scaler as an argument.
+
+    :raises TypeError: naming the attributes to read instead
+    """
+    if "grad_scaler" in signature(optimizer.step).parameters:
+        raise TypeError(
+            f"the step of this {type(optimizer).__name__} takes grad_scaler=, which "
+            "PyTorch has given up; let it read self.found_inf and self.grad_scale"
+        )
+
+
+# sidelit: core
+
+
+# ## Loss scaling over ranks
+#
+# > If the gradients of one rank overflow, all ranks skip the step and halve the scale
+# > together.
+#
+# A sharded gradient may be infinite in a single element, and that element lies in the
+# part of one rank. Suppose each rank used [the scaler of one process](loss_scaling.py).
+# Then this rank would skip the step and halve $S$, while the other ranks find only finite
+# gradients:
+#
+# | | rank 0 | rank 1 |
+# |---|---|---|
+# | overflow | yes | no |
+# | the step | is skipped | trains this rank's part of the model |
+# | the next $S$ | 32768 | 65536 |
+# | the mean of the next gradients, which are $g$ on both ranks, scaled | $49152\,g$ | $49152\,g$ |
+# | the same mean, unscaled by each rank's $S$ | $1.5\,g$ | $0.75\,g$ |
+#
+# Only a part of the model has taken the step. From then on the gradients are wrong, and
+# no error is raised. AdamW partly hides the fault, because it divides each gradient by
+# its usual size.
+#
+# So the ranks have to agree. Each rank has [a flag](loss_scaling.py) for the gradients of an
+# optimizer, with 1 for an overflow. One all-reduce of this number gives all ranks the
+# largest flag. Then all of them skip the same steps and have the same $S$.
+#
+# Which scaler a program needs depends on where the gradients are after their exchange:
+#
+# | gradients | examples | scaler |
+# |---|---|---|
+# | whole on all ranks | stage 0; DDP, even with a sharded optimizer | [that of one process](loss_scaling.py)
+# | split over the ranks | stages 1 to 3; FairScale's ShardedDDP | one that compares ranks |
+#
+# In the first row all ranks have the same gradients, so all of them find the same
+# overflow.
+#
+# ```python
+# policy = Policy(param_dtype=torch.float16, output_dtype=torch.float32)
+# model = shard(model, policy=policy)
+# scaler = ShardedGradScaler()
+# for inputs, targets in batches:
+#     scaler.scale(loss_fn(model(inputs), targets)).backward()
+#     scaler.unscale_(optimizer)
+#     clip_grad_norm_(model, 1.0)
+#     scaler.step(optimizer)
+#     scaler.update()
+#     optimizer.zero_grad()
+# ```
+#
+# The losses of [micro-batches](accumulate.py) are scaled one by one. The ranks exchange
+# the scaled gradients, and unscale them once, after the last micro-batch. Under `no_sync`
+# an infinite gradient stays on its rank until the exchange. The mean is then infinite or
+# NaN, whatever the other ranks contribute.
+#
+# A model that [steps in its backward pass](accumulate.py) uses its gradients before
+# the scaler can divide them, so its parameters would move $S$ times too far. Therefore
+# `scale` searches autograd's graph for such parameters, and refuses them. The inside of a
+# [reentrant checkpoint](reentrant.py) is not in the graph. If it hides all such
+# parameters, only `unscale_` refuses, and by then the parameters have moved.
+#
+# If several optimizers share a model, [clipping](clip.py) still computes one norm of all
+# gradients. An overflow in the gradients of one optimizer makes this norm infinite or
+# NaN, and then clipping sets the finite gradients of the other optimizers to 0.
+
+
+class ShardedGradScaler(GradScaler):
+    """Scale losses, and skip a step on all ranks if the gradients of one rank overflow.
+
+    This scaler is used like [that of one process](loss_scaling.py#GradScaler). It needs
+    no process group, because each sharded parameter refers to its own. All ranks must
+    make the same calls, start from the same `init_scale`, and load the same state.
+
+    `unscale_` is collective, and so is a `step` that calls it. Both can raise these
+    errors in addition to those of one process:
+
+    :raises ValueError: if an optimizer has no sharded parameter, or its parameters lie
+        on other ranks than those of the scaler's other optimizers
+    :raises RuntimeError: if gradients still wait for their exchange, or a step in the
+        backward pass has consumed them
+    :raises Disagreement: on every rank, if one rank does not unscale
+    """
+
+    # The ranks that share this $S$; `None` before the first `unscale_`.
+    ranks: list[int] | None = None
+
+    def divide(self, optimizer: Optimizer) -> Tensor | None:
+        """Divide the gradients of an optimizer, and return whether any rank has an
+        overflow.
+
+        The ranks compare their flags in all stages. In stage 0 each rank has the whole
+        gradient, and where a mesh replicates the model each replica has the same one.
+        So in these cases the flags are equal already, unless a program has changed its
+        gradients. The comparison costs four bytes, which is cheaper than relying on
+        that.
+        """
+        flats = vectors(optimizer)
+        order = self.order_of(optimizer, flats)
+        for flat in flats:
+            refuse_waiting(flat)
+        refuse_late(optimizer)
+        flag = divide_and_check(optimizer, self.factor)
+        # Gradients arrive on all ranks or on none. A rank whose part of a parameter is
+        # empty has an empty gradient, so it takes part, too.
+        if flag is not None:
+            take_largest(flag, order, flats[0])
+        return flag
+
+    # sidelit: depth Optimizers without sharded parameters, or on other ranks than the scaler's.
+
+    def order_of(self, optimizer: Optimizer, flats: list[Flat]) -> Order:
+        """Find the order of exchanges among the ranks that share an optimizer's
+        parameters.
+
+        A scaler has one $S$ for all its optimizers, so their parameters must lie on the
+        same ranks. Suppose one optimizer has parameters on ranks 0 and 1, and another
+        on ranks 0 to 3. An overflow in the first would change $S$ on ranks 0 and 1, and
+        the second would divide by two different numbers.
+        """
+        name = type(optimizer).__name__
+        if not flats:
+            raise ValueError(
+                f"this {name} has no sharded parameter, so the scaler cannot know which "
+                "ranks to ask; shard the model, or use GradScaler for this optimizer"
+            )
+        for flat in flats:
+            ranks = dist.get_process_group_ranks(flat.order.group)
+            if self.ranks not in (None, ranks):
+                raise ValueError(
+                    f"this {name} has parameters on ranks {ranks}, and the scaler serves "
+                    f"ranks {self.ranks}; use one scaler for each group of ranks"
+                )
+            self.ranks = ranks
+        order: Order = flats[0].order
+        return order
+
+
+def vectors(optimizer: Optimizer) -> list[Flat]:
+    """The flat vectors that hold an optimizer's parameters."""
+    parameters = (
+        parameter for group in optimizer.param_groups for parameter in group["params"]
+    )
+    return list(dict.fromkeys(filter(None, map(owner_of, parameters))))
+
+
+@torch.no_grad()
+def take_largest(flag: Tensor, order: Order, flat: Flat) -> None:
+    """Replace a flag by the largest flag of all ranks.
+
+    A flag is 0 or 1 and never NaN, because on some backends a maximum loses a NaN. A
+    sum would be wrong: a fused optimizer skips its step only if the flag is exactly 1,
+    and two overflows would add up to 2.
+
+    Over gloo, each of two ranks sends 4 bytes; with more ranks, some send 8.
+    """
+    # If a rank does not unscale, the others raise an error instead of waiting forever.
+    order.begin("unscaling")
+    order.before("compare", "the overflow flags", flat.layout.slots[0].names[0])
+    largest = all_reduce_max(flag, group=order.group)
+    order.watch(largest.works)
+    largest.wait()

@@ -34,7 +34,7 @@ A rename happens completely or not at all. Each file is flushed before the renam
 its bytes are on the disk. But a disk may lose a file later, or a copy may end halfway.
 So before anything is loaded, the ranks divide the files among themselves and compare
 the sizes. The checksums are compared [while the elements are
-read](checked_elements.py). If a checksum differs, a part of the model may already have
+read](together.py). If a checksum differs, a part of the model may already have
 values from the checkpoint that is damaged. So load another checkpoint before you train
 that model.
 
@@ -58,16 +58,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from shardbook.foundations.collectives import world
-from shardbook.state.background import Background
-from shardbook.state.checkpoint_index import Damaged
-from shardbook.state.file_list import (
-    WHOLE,
-    checksums,
-    contents,
-    differences,
-    flush_folder,
-    write_list,
-)
+from shardbook.state.folder_names import Background
+from shardbook.state.optimizer_entries import Stretch
 from shardbook.state.run_state import (
     Stateful,
     come_together,
@@ -75,15 +67,20 @@ from shardbook.state.run_state import (
     load_run,
     state_of,
 )
-from shardbook.state.sharded import write
-from shardbook.state.sharded_files import Reader
-from shardbook.state.stored import Stretch
+from shardbook.state.schema import Damaged
+from shardbook.state.sharded import Reader, write
 from shardbook.state.together import (
+    WHOLE,
+    checksums,
+    contents,
+    differences,
+    flush_folder,
     gathered,
     on_each,
     on_first,
     refuse_unshared,
     told_alike,
+    write_list,
 )
 
 __all__ = ["Checkpoints", "Damaged"]
@@ -94,7 +91,7 @@ class Checkpoints:
 
     :param folder: on a disk that all ranks see; created if it is missing
     :param keep: how many checkpoints stay
-    :param background: whether [a thread](background.py) writes while training goes on
+    :param background: whether [a thread](folder_names.py) writes while training goes on
     :param frozen: whether frozen parameters are saved, too; if not, `load` leaves them
         as they are
     """

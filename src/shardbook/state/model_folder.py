@@ -40,9 +40,12 @@ element once. The head of its file lists its other names.
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -51,10 +54,10 @@ from typing import IO, Any
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.metadata import Metadata
 
 from shardbook.foundations.collectives import world
 from shardbook.foundations.torch_private import lasting_buffers, own_parameters
-from shardbook.state.file_list import flush_folder
 from shardbook.state.folder_names import (
     INDEX,
     Rename,
@@ -66,14 +69,21 @@ from shardbook.state.folder_names import (
     renamed,
     wanted,
 )
-from shardbook.state.hub_names import names_in_files
-from shardbook.state.rank_state import buffers
-from shardbook.state.run_state import come_together, note_changes, take_apart
-from shardbook.state.stored import MODEL, Stretch, stretches
+from shardbook.state.optimizer_entries import MODEL, OPTIMIZER, Stretch, stretches
+from shardbook.state.run_state import buffers, come_together, note_changes, take_apart
+from shardbook.state.schema import Damaged, reading, schema
+from shardbook.state.sharded import Reader
 from shardbook.state.tensor_file import Named, Place, fill, laid_out, new_room, pour
-from shardbook.state.together import on_each, on_first, refuse_unshared
+from shardbook.state.together import flush_folder, on_each, on_first, refuse_unshared
 
-__all__ = ["load_safetensors", "save_safetensors"]
+__all__ = [
+    "REFUSED",
+    "Foreign",
+    "group_settings",
+    "load_safetensors",
+    "names_in_files",
+    "save_safetensors",
+]
 
 Files = dict[str, tuple[bytes, dict[str, Place], int]]
 
@@ -100,7 +110,7 @@ def save_safetensors(
         `None` keeps each tensor's dtype, and under a [policy](policy.py) that of the
         masters
     :param rename: gives for a name in the model the name in the folder, or `None` to
-        leave the tensor out; by default [as `transformers` does](hub_names.py)
+        leave the tensor out; by default [as `transformers` does](model_folder.py)
     :param also: a function that writes more files, such as a configuration, into the
         folder that it receives; called on rank 0
     :raises FileExistsError: on every rank, if the folder holds something
@@ -193,7 +203,7 @@ def load_safetensors(
         the model lacks
     :param rename: gives for a name in the model the name in the folder, or `None` for
         what is not there and stays as it is; by default the same name, or the one that
-        [`transformers` writes](hub_names.py)
+        [`transformers` writes](model_folder.py)
     :raises ValueError: on every rank, if the folder lacks a name or holds one too many,
         or a tensor has another shape or dtype; the model stays as it was
     :raises OSError: on every rank, if one of them cannot read
@@ -276,3 +286,166 @@ def flush(file: IO[Any]) -> None:
     """Wait until a file is on the disk."""
     file.flush()
     os.fsync(file.fileno())
+
+
+# ## Names in the files of the transformers library
+#
+# > Some models of `transformers` use other names in their files than in memory.
+#
+# Since version 5 of `transformers`, GPT-NeoX calls its last layer `lm_head`, as all models
+# of the library do. The published files are older, and call the layer `embed_out`. So the
+# library renames tensors when it reads them, and renames them back when it writes them:
+#
+# | in memory | in the files |
+# |---|---|
+# | `lm_head.weight` | `embed_out.weight` |
+# | `gpt_neox.layers.0.attention.dense.weight` | the same |
+#
+# The library's own function gives the names: it receives tensors without elements, and
+# returns them under the names of the files. Some models with many experts are also stored
+# in other tensors, because one tensor in memory is split into several in the file. For
+# such a model, the function returns tensors that were not passed in. Then the names in
+# memory are kept, and the library can read those as well.
+
+
+def names_in_files(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
+    """Map the names in a `state_dict` to the names that the library writes.
+
+    A model of another library keeps its names, and so does any model with a version of
+    `transformers` that cannot rename.
+
+    >>> names_in_files(nn.Linear(2, 3), ["weight", "bias"])
+    {'weight': 'weight', 'bias': 'bias'}
+    """
+    same = {name: name for name in names}
+    renamed = renaming_of(model)
+    if renamed is None:
+        return same
+    given = {name: torch.empty(0, device="meta") for name in same}
+    try:
+        found = renamed(model, dict(given))
+    except Exception:
+        # A conversion needs the shape of its tensor, and these tensors are empty.
+        return same
+    back = {id(tensor): name for name, tensor in found.items()}
+    if {id(tensor) for tensor in given.values()} != back.keys():
+        return same
+    return {name: back[id(tensor)] for name, tensor in given.items()}
+
+
+def renaming_of(model: nn.Module) -> Any:
+    """The library's renaming function, if the model is one of the library's models."""
+    library = sys.modules.get("transformers.modeling_utils")
+    base = getattr(library, "PreTrainedModel", None)
+    if base is None or not isinstance(model, base):
+        return None
+    return getattr(library, "revert_weight_conversion", None)
+
+
+# ## The index of another program's checkpoint
+#
+# > Each program chooses the keys of its checkpoints, so its names are translated into
+# > those of this book.
+#
+# A program that trains with `fully_shard` saves a dictionary, and chooses its keys.
+# PyTorch joins the keys by dots into the names of the index:
+#
+# | the program saves | name in its index | name in this book |
+# |---|---|---|
+# | `{"model": …, "optim": …}` | `model.0.weight` | `model.0.weight` |
+# | | `optim.state.0.weight.exp_avg` | `optim.state.0.weight.exp_avg` |
+# | `{"net": …}` | `net.0.weight` | `model.0.weight` |
+# | `model.state_dict()` | `0.weight` | `model.0.weight` |
+#
+# After the translation, the index has the names of [what a rank stores](optimizer_entries.py). So
+# the functions that read this book's checkpoints can read that checkpoint, too.
+#
+# The settings of an optimizer, such as its learning rate, are not tensors, and PyTorch
+# pickles each of them. They are read with `weights_only=True`, which creates numbers,
+# strings and tuples, and no other objects.
+
+
+GROUPS = OPTIMIZER.replace("state", "param_groups")
+
+
+class Foreign(Reader):
+    """Reads a checkpoint with the keys of another program.
+
+    :param model_key: the key of the model; `None` if the names have no key before them
+    :param optimizer_key: the key of the optimizer, or `None`
+    """
+
+    def __init__(
+        self, folder: Path, model_key: str | None, optimizer_key: str | None
+    ) -> None:
+        super().__init__(folder)
+        self.keys = [
+            (prefix_of(optimizer_key, ".state."), f"{OPTIMIZER}."),
+            (prefix_of(optimizer_key, ".param_groups."), f"{GROUPS}."),
+            (prefix_of(model_key, "."), f"{MODEL}."),
+        ]
+
+    def read_metadata(self, *how: Any, **more: Any) -> Metadata:
+        """Read the index, and translate its names."""
+        index = super().read_metadata(*how, **more)
+        return replace(
+            index,
+            state_dict_metadata={
+                self.here(name): said
+                for name, said in index.state_dict_metadata.items()
+            },
+            storage_data={
+                replace(place, fqn=self.here(place.fqn)): where
+                for place, where in index.storage_data.items()
+            },
+        )
+
+    def here(self, name: str) -> str:
+        """Translate a name of the other program into the name of this book."""
+        for there, own in self.keys:
+            if name.startswith(there):
+                return own + name.removeprefix(there)
+        return f"other.{name}"
+
+
+def prefix_of(key: str | None, rest: str) -> str:
+    """The beginning of all names below a key."""
+    return rest.lstrip(".") if key is None else f"{key}{rest}"
+
+
+def group_settings(reader: Foreign) -> list[dict[str, Any]]:
+    """Read the settings of each parameter group of an optimizer, with its parameters' names.
+
+    :raises Damaged: if a setting is more than data, or the program saved the settings
+        by parameter instead of by group
+    """
+    known = schema()
+    found: dict[int, dict[str, Any]] = {}
+    for place, where in reader.read_metadata().storage_data.items():
+        if not place.fqn.startswith(f"{GROUPS}."):
+            continue
+        named = re.fullmatch(r"(\d+)\.(\w+)", place.fqn.removeprefix(f"{GROUPS}."))
+        if named is None:
+            raise Damaged(
+                f"{reader.folder} has settings of the optimizer by parameter "
+                f"({place.fqn}); save it without flatten_optimizer_state_dict"
+            )
+        value = setting(reader.folder, where)
+        found.setdefault(int(named[1]), {})[named[2]] = value
+    groups = [found[number] for number in sorted(found)]
+    with reading(f"{reader.folder} has no groups of an optimizer"):
+        known.refuse_unlike(groups, known.Groups)
+    return groups
+
+
+def setting(folder: Path, where: Any) -> Any:
+    """Read one setting from its place in a file."""
+    path = folder / Path(where.relative_path).name
+    with path.open("rb") as file:
+        file.seek(where.offset)
+        pickled = io.BytesIO(file.read(where.length))
+    with reading(f"{path} {REFUSED}"):
+        return torch.load(pickled, weights_only=True)
+
+
+REFUSED = "is not loaded, because it holds more than tensors and data"

@@ -11,9 +11,9 @@ all of these were saved:
 | state | on which rank | stored as |
 |---|---|---|
 | parameters, optimizer state | each rank has a part | tensors of the plain model, [in boxes](sharded.py) |
-| buffers | one for each rank | [rank 0's by its usual name](rank_state.py), others by rank |
+| buffers | one for each rank | [rank 0's by its usual name](run_state.py), others by rank |
 | random number generators | one for each rank | bytes, by rank |
-| learning rate, loss scale, position in the data | the same on all ranks | [JSON](plain_data.py) |
+| learning rate, loss scale, position in the data | the same on all ranks | [JSON](schema.py) |
 
 Any number of ranks can read the first row. The second and third rows belong to the
 number of ranks that saved them. On another number, each rank takes rank 0's buffers,
@@ -24,12 +24,13 @@ a few parameters has the frozen ones from the folder of the pretrained model, so
 is no need to write them in each checkpoint.
 
 Pass other objects with `state_dict` and `load_state_dict`, such as a schedule or [a
-scaler](sharded_scaler.py), as keyword arguments.
+scaler](loss_scaling.py), as keyword arguments.
 """
 
 from __future__ import annotations
 
 import json
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,39 +44,43 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.optim import Optimizer
 
+from shardbook.foundations import rng
 from shardbook.foundations.agreement import Disagreement
 from shardbook.foundations.collectives import world
-from shardbook.foundations.torch_private import as_plain
-from shardbook.state import rank_state
-from shardbook.state.checkpoint_index import Damaged, reading, reason, schema
+from shardbook.foundations.rng import Source, capture
+from shardbook.foundations.rng import write as set_generator
+from shardbook.foundations.torch_private import as_plain, lasting_buffers
 from shardbook.state.folder_names import refuse_extra_state
 from shardbook.state.optimizer_entries import (
+    MODEL,
+    Stretch,
     groups_from,
     groups_of,
     settings_of,
+    stretches,
+    stretches_of_state,
     wanted_state,
     with_rest,
 )
-from shardbook.state.plain_data import plain, restored
-from shardbook.state.sharded import read, write
-from shardbook.state.sharded_files import Reader
-from shardbook.state.stored import (
-    MODEL,
-    Stretch,
-    stretches,
-    stretches_of_state,
-)
+from shardbook.state.schema import Damaged, plain, reading, reason, restored, schema
+from shardbook.state.sharded import Reader, read, write
 from shardbook.state.together import on_each, on_first
 from shardbook.training.optimizer_state import groups_as_text
-from shardbook.zero.conductor import conductor_of
+from shardbook.zero.model import before_casting
+from shardbook.zero.scheduler import scheduler_of
 from shardbook.zero.state_dict import refuse_in_block
 
 __all__ = [
     "Compared",
     "Stateful",
+    "blob",
+    "buffers",
     "come_together",
     "copied",
+    "generators",
+    "go_on",
     "load_run",
+    "own",
     "save_run",
     "state_of",
 ]
@@ -127,7 +132,7 @@ def save_run(
     :param model: a sharded model
     :param optimizer: the optimizer of the model's parameters
     :param others: other objects with a state that is the same on every rank
-    :raises ValueError: if a state is more than [data](plain_data.py), or a module has
+    :raises ValueError: if a state is more than [data](schema.py), or a module has
         extra state
     :raises RuntimeError: if gradients of a micro-batch were not exchanged yet, because
         they would be lost
@@ -155,8 +160,8 @@ def state_of(
     refuse_waiting(model)
     instead = "pass an object with that state by a name of its own"
     refuse_extra_state(model, "a checkpoint", instead)
-    stored = [*stretches(model, frozen=frozen), *rank_state.generators(model)]
-    stored += [copy for _, copy in rank_state.buffers(model, mine=True)]
+    stored = [*stretches(model, frozen=frozen), *generators(model)]
+    stored += [copy for _, copy in buffers(model, mine=True)]
     text: dict[str, Any] = {"ranks": world(None)[1], "optimizer": None, "others": {}}
     settings: dict[str, Any] = {}
     if optimizer is not None:
@@ -173,7 +178,7 @@ def state_of(
     for name, other in others.items():
         text["others"][name] = plain(other.state_dict(), name)
     if world(None)[0] == 0:
-        stored.append(rank_state.blob(TEXT, rank_state.as_bytes(json.dumps(text))))
+        stored.append(blob(TEXT, as_bytes(json.dumps(text))))
     return stored, settings
 
 
@@ -204,10 +209,10 @@ def come_together(model: nn.Module, action: str, what: str = "the run") -> None:
 
     :param what: describes what they save or load, the same on every rank
     """
-    conductor = conductor_of(model)
-    conductor.order.begin(action)
-    first = next(iter(conductor.drivers)).sites[0].name
-    conductor.order.before(action, what, first)
+    scheduler = scheduler_of(model)
+    scheduler.order.begin(action)
+    first = next(iter(scheduler.units)).sites[0].name
+    scheduler.order.before(action, what, first)
 
 
 def contents(
@@ -261,7 +266,7 @@ def load_run(
     if not frozen:
         refuse_trained_before(folder, index, model)
     again = text["ranks"] == world(None)[1]
-    copies = list(rank_state.buffers(model, mine=again))
+    copies = list(buffers(model, mine=again))
     states = list(states_in(index)) if again else []
     state = list(wanted_state(index, model, optimizer)) if optimizer else []
     take_apart(model)
@@ -285,19 +290,19 @@ def load_run(
         with taken_by(name, folder):
             other.load_state_dict(text["others"][name])
     found = {each.name: each.whole for each in states}
-    on_each(partial(rank_state.go_on, model, found))
+    on_each(partial(go_on, model, found))
 
 
 def take_apart(model: nn.Module) -> None:
     """Free the full parameters of all units, because loading makes them stale."""
-    for unit in conductor_of(model).drivers:
+    for unit in scheduler_of(model).units:
         refuse_in_block(unit)
         unit.free()
 
 
 def note_changes(model: nn.Module) -> None:
     """Mark all parameters as changed, so that the next forward pass gathers them anew."""
-    for unit in conductor_of(model).drivers:
+    for unit in scheduler_of(model).units:
         unit.expire()
         for flat in unit.flats:
             flat.changes += 1
@@ -318,10 +323,10 @@ def text_in(reader: Reader, index: Metadata) -> dict[str, Any]:
             f"{reader.folder} holds tensors only; it was not written by save_run, so no run "
             "can go on from it"
         )
-    text = rank_state.blob(TEXT, torch.empty(there.size, dtype=torch.uint8))
+    text = blob(TEXT, torch.empty(there.size, dtype=torch.uint8))
     read(reader, index, [text])
     with reading(f"{reader.folder} says nothing of its run that can be understood"):
-        found: dict[str, Any] = json.loads(rank_state.as_text(text.whole))
+        found: dict[str, Any] = json.loads(as_text(text.whole))
         known.refuse_unlike(found, known.Text)
         found["optimizer"] = restored(found["optimizer"])
         found["others"] = {
@@ -333,10 +338,10 @@ def text_in(reader: Reader, index: Metadata) -> dict[str, Any]:
 
 def states_in(index: Metadata) -> Iterator[Stretch]:
     """Allocate memory for the states of this rank's generators."""
-    prefix = rank_state.own("generator", "")
+    prefix = own("generator", "")
     for name, there in index.state_dict_metadata.items():
         if name.startswith(prefix) and isinstance(there, TensorStorageMetadata):
-            yield rank_state.blob(name, torch.empty(there.size, dtype=torch.uint8))
+            yield blob(name, torch.empty(there.size, dtype=torch.uint8))
 
 
 # sidelit: depth Gradients that wait, and a checkpoint without what is to be loaded.
@@ -347,7 +352,7 @@ def refuse_waiting(model: nn.Module) -> None:
 
     :raises RuntimeError: naming a parameter whose gradient was not averaged yet
     """
-    for unit in conductor_of(model).drivers:
+    for unit in scheduler_of(model).units:
         for flat in unit.flats:
             with as_plain():
                 waits = flat.waits
@@ -434,8 +439,8 @@ def refuse_more(folder: Path, index: Metadata, model: nn.Module) -> None:
 
     :raises ValueError: naming one of them
     """
-    buffers = (copy for _, copy in rank_state.buffers(model, mine=False))
-    known = {name for each in (*stretches(model), *buffers) for name in each.names}
+    copies = (copy for _, copy in buffers(model, mine=False))
+    known = {name for each in (*stretches(model), *copies) for name in each.names}
     more = [
         name
         for name in index.state_dict_metadata
@@ -460,3 +465,107 @@ def refuse_trained_before(folder: Path, index: Metadata, model: nn.Module) -> No
                 "is not trained now; train what was trained before, or load with "
                 "frozen=True"
             )
+
+
+# sidelit: core
+
+
+# ## Buffers and random states of each rank
+#
+# > Buffers and random number generators differ from rank to rank, so a checkpoint stores
+# > them for each rank.
+#
+# After some steps, a batch norm on rank 1 has the running mean of rank 1's data. The
+# generators of rank 1 have drawn their own random numbers, too. A resumed run takes the
+# same steps bit for bit only if each rank gets its own values back. A program without
+# ranks reads rank 0's buffers, which have their usual names:
+#
+# | name in the checkpoint | content |
+# |---|---|
+# | `model.norm.running_mean` | the buffer on rank 0 |
+# | `shardbook.rank.1.buffer.norm.running_mean` | the buffer on rank 1 |
+# | `shardbook.rank.1.generator.cpu` | the state of the CPU's generator on rank 1 |
+# | `shardbook.rank.1.generator.cuda` | the state of the GPU's generator, whatever the GPU's number |
+# | `shardbook.rank.1.generator.python` | the state of Python's `random` on rank 1 |
+
+
+def own(kind: str, name: str) -> str:
+    """The name in a checkpoint for something that belongs to this rank."""
+    return f"shardbook.rank.{world(None)[0]}.{kind}.{name}"
+
+
+def buffers(model: nn.Module, *, mine: bool) -> Iterator[tuple[Tensor, Stretch]]:
+    """The buffers in a `state_dict`, each with a copy to write from or to read into.
+
+    If [the policy has cast](model.py#cast_buffers) a buffer, the copy has the
+    dtype from before.
+
+    :param mine: whether this rank uses its own buffers in the checkpoint, or those of
+        rank 0
+    """
+    first = not mine or world(None)[0] == 0
+    wide = before_casting.get(model, {})
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for key, buffer in lasting_buffers(module).items():
+            name = f"{prefix}.{key}" if prefix else key
+            stored = f"{MODEL}.{name}" if first else own("buffer", name)
+            dtype = wide.get(name, buffer.dtype)
+            copy = buffer.detach().to(dtype, copy=True).contiguous()
+            yield buffer, blob(stored, copy)
+
+
+def blob(name: str, values: Tensor) -> Stretch:
+    """Describe a tensor that this rank writes or reads as a whole."""
+    return Stretch((name,), tuple(values.shape), 0, values.view(-1))
+
+
+def generators(model: nn.Module) -> Iterator[Stretch]:
+    """The states of this rank's generators: the CPU's, Python's, and the devices' of the model."""
+    for source, name in sources(model).items():
+        yield blob(own("generator", name), rng.read(source))
+    text = json.dumps(plain(random.getstate(), "random"))
+    yield blob(own("generator", "python"), as_bytes(text))
+
+
+def go_on(model: nn.Module, found: dict[str, Tensor]) -> None:
+    """Set this rank's generators to the saved states.
+
+    :param found: the states, by their names in the checkpoint
+    """
+    with reading("the state of a random number generator cannot be restored"):
+        for source, name in sources(model).items():
+            state = found.get(own("generator", name))
+            if state is not None:
+                set_generator(source, state)
+        python = found.get(own("generator", "python"))
+        if python is not None:
+            random.setstate(restored(json.loads(as_text(python))))
+
+
+def sources(model: nn.Module) -> dict[Source, str]:
+    """The generators of a rank, each with its name.
+
+    The name does not contain a device's number, because a restarted job may give the
+    rank another device. For example, rank 1 may get the first GPU of its own machine
+    instead of the second GPU of a shared one. With offload, no parameter is on the
+    device that computes, so the devices come from the units.
+    """
+    computing = (
+        flat.device for unit in scheduler_of(model).units for flat in unit.flats
+    )
+    named: dict[Source, str] = {}
+    for source in capture(model, *computing).states:
+        device = source.device if isinstance(source, torch.Generator) else source
+        same = sum(name.partition(".")[0] == device.type for name in named.values())
+        named[source] = f"{device.type}.{same}" if same else device.type
+    return named
+
+
+def as_bytes(text: str) -> Tensor:
+    """Encode a text as a tensor of `uint8`, of shape `(n,)`."""
+    return torch.frombuffer(bytearray(text, "utf-8"), dtype=torch.uint8)
+
+
+def as_text(values: Tensor) -> str:
+    """Decode such a tensor."""
+    return bytes(values.tolist()).decode("utf-8")

@@ -16,7 +16,7 @@ load_torch_checkpoint(model, "weights.pt")
 ```
 
 Both forms contain pickles, and a pickle can run any code. So the index of a folder may
-name [a dozen classes](checkpoint_index.py) only. Everything else is read with
+name [a dozen classes](schema.py) only. Everything else is read with
 `weights_only=True`: PyTorch then creates tensors, numbers and containers, and refuses
 any other name.
 
@@ -44,24 +44,26 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from shardbook.state.checkpoint_index import reading, schema
 from shardbook.state.folder_names import Rename, renamed, some, wanted
-from shardbook.state.foreign_index import REFUSED, Foreign, group_settings
+from shardbook.state.model_folder import REFUSED, Foreign, group_settings
 from shardbook.state.optimizer_entries import (
+    MODEL,
+    Stretch,
     groups_from,
     numbered,
     refuse_other_settings,
+    stretches,
     wanted_state,
 )
-from shardbook.state.rank_state import buffers
 from shardbook.state.run_state import (
+    buffers,
     come_together,
     note_changes,
     refuse_waiting,
     take_apart,
 )
+from shardbook.state.schema import reading, schema
 from shardbook.state.sharded import read
-from shardbook.state.stored import MODEL, Stretch, stretches
 from shardbook.state.tensor_file import Named
 from shardbook.state.together import on_each, on_first
 from shardbook.training.optimizer_state import load_optimizer_state_dict

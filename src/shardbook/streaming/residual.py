@@ -10,7 +10,7 @@ one for each layer, of the size
 $$A = b\,B\,T\,d \text{ bytes}$$
 
 The [ZeRO paper](bib:rajbhandari2020zero) calls all memory besides parameters, gradients
-and optimizer state the *residual* states. Its part about them is [ZeRO-R](zero_r.py). This
+and optimizer state the *residual* states. Its part about them is [ZeRO-R](tensor_parallel.py). This
 chapter holds the two ideas of ZeRO-R that concern checkpoints.
 
 **Partition.** In tensor parallel training each rank of a group has a part of every
@@ -20,7 +20,7 @@ each rank keeps one piece of it, and the ranks gather the whole input when the b
 pass needs it.
 
 **Offload.** Between its two uses a checkpoint waits for the rest of the forward pass
-and a part of the backward pass. With `offload` it waits [on the host](host.py).
+and a part of the backward pass. With `offload` it waits [on the host](offload.py).
 
 For 96 layers of width 12288, four sequences of 2048 positions and 16-bit values:
 
@@ -68,13 +68,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from shardbook.checkpointing.operations import digest
+from shardbook.checkpointing.determinism import digest
 from shardbook.foundations.agreement import Disagreement
 from shardbook.foundations.collectives import all_gather, world
 from shardbook.foundations.hook_context import in_backward, machinery
-from shardbook.foundations.torch_private import base_of
-from shardbook.foundations.versions import writes_to
-from shardbook.parameters.host import Crossing, to_host
+from shardbook.foundations.torch_private import base_of, writes_to
+from shardbook.zero.offload import Crossing, to_host
 
 __all__ = ["Residual", "offload", "partition"]
 
@@ -139,7 +138,7 @@ class Residual(saved_tensors_hooks):
             torch.UntypedStorage, WeakValueDictionary[Any, KeptValues]
         ] = WeakKeyDictionary()
 
-    @machinery()
+    @machinery
     def put(self, tensor: Tensor) -> Untouched | Placed:
         """The object that autograd keeps instead of a tensor.
 
@@ -163,7 +162,7 @@ class Residual(saved_tensors_hooks):
         """Whether a move of a tensor would save nothing.
 
         The graph's view of a parameter takes no memory of its own, and in stage 3 [its
-        unit frees](zero3.py#Zero3.empty) the memory below it. A tensor that a
+        unit frees](unit.py#Unit.empty) the memory below it. A tensor that a
         recomputation saves is used at once. Tensors of another kind, such as sparse
         ones, are not one vector of values.
         """
@@ -177,7 +176,7 @@ class Residual(saved_tensors_hooks):
         )
 
 
-@machinery()
+@machinery
 def take(saved: Untouched | Placed) -> Tensor:
     """The tensor, with the values that it had when it was saved."""
     return saved.tensor()
@@ -238,7 +237,7 @@ class KeptValues:
 class Sharing:
     """The ranks that hold the same values, and the piece that each of them keeps.
 
-    [Parameters](zero3.py) are sharded because every rank would otherwise store the same
+    [Parameters](unit.py) are sharded because every rank would otherwise store the same
     ones. The input of a layer in tensor parallel training is another such case. But the
     input is a new tensor in each step, so no layout can be made in advance. A vector of
     $n$ values is cut into $N$ pieces, one for each rank, and one all-gather puts it
@@ -246,7 +245,7 @@ class Sharing:
 
     If the ranks hold different values, the all-gather does not detect it. Each rank
     gets a vector of pieces from different tensors, and trains on with wrong numbers. So
-    the ranks can compare their values first, by [a digest](operations.py#digest).
+    the ranks can compare their values first, by [a digest](determinism.py#digest).
     """
 
     group: Any

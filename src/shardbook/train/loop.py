@@ -20,11 +20,11 @@ activations](checkpointing.py), and `--offload` [stores parameters, gradients an
 optimizer state on the host](offload.py).
 
 Each further feature of the program has its own chapter: options [in a
-file](option_file.py), [your own text](text.py), [a learning-rate
-schedule](schedule.py), [clipping](clip.py), [checks for NaN and
-infinity](not_finite.py), [evaluations](evaluation.py), [resuming from a
-checkpoint](saving.py), [tracking](tracking.py), [a trace of one step](trace.py) and [a
-snapshot of the memory at its peak](memory_snapshot.py). With `--plan` the program only
+file](options.py), [your own text](text.py), [a learning-rate
+schedule](plan.py), [clipping](clip.py), [checks for NaN and
+infinity](not_finite.py), [evaluations](loop.py), [resuming from a
+checkpoint](saving.py), [tracking](tracking.py), [a trace of one step](tracking.py) and [a
+snapshot of the memory at its peak](tracking.py). With `--plan` the program only
 computes [whether the run fits into memory](plan.py).
 
 Without `torchrun` the same program trains on one rank. World size 1 is not a special
@@ -42,16 +42,18 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from unicodedata import category
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from shardbook.command import Mistake, complain, stoppable
-from shardbook.foundations.labels import label
-from shardbook.foundations.ledger import ledger
-from shardbook.models import gpt
+from shardbook.foundations.collectives import all_reduce, ledger
+from shardbook.foundations.hook_context import label
+from shardbook.models import corpus, gpt
 from shardbook.models.corpus import Reader
-from shardbook.planning.measure import Meter
+from shardbook.planning.forecast import Meter
 from shardbook.planning.report import (
     Counted,
     Progress,
@@ -59,19 +61,39 @@ from shardbook.planning.report import (
     report,
     write_figures,
 )
-from shardbook.train.assemble import Run, assemble, make_optimizer, mistakes, setup_of
-from shardbook.train.evaluation import evaluate, mean_over_ranks, sample
-from shardbook.train.memory_snapshot import MemorySnapshot
 from shardbook.train.options import parse
-from shardbook.train.plan import plan, plan_figures, refuse_too_large, table
+from shardbook.train.plan import (
+    Run,
+    assemble,
+    make_optimizer,
+    mistakes,
+    plan,
+    plan_figures,
+    refuse_too_large,
+    setup_of,
+    table,
+)
 from shardbook.train.ranks import start
 from shardbook.train.saving import LEFT, Saves
-from shardbook.train.text import prepare, readers, stored
-from shardbook.train.trace import traced
-from shardbook.train.tracking import labml_shows, refuse_missing_tracker, tracking
+from shardbook.train.text import load, prepare, readers, stored
+from shardbook.train.tracking import (
+    MemorySnapshot,
+    labml_shows,
+    refuse_missing_tracker,
+    traced,
+    tracking,
+)
 from shardbook.training.clip import clip_grad_norm_, dtype_of_all, limit
 
-__all__ = ["main", "make_optimizer", "step", "train"]
+__all__ = [
+    "evaluate",
+    "main",
+    "make_optimizer",
+    "mean_over_ranks",
+    "sample",
+    "step",
+    "train",
+]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -326,3 +348,97 @@ def show_sample(options: argparse.Namespace, run: Run, device: torch.device) -> 
         written = sample(options, run.model, device)
         if dist.get_rank() == 0:
             print(f"\n{written}")
+
+
+# sidelit: core
+
+
+# ## The loss on unseen text
+#
+# > An evaluation computes the loss on text that the model was not trained on, and the
+# > model continues a prompt.
+#
+# A model that has learned its text by heart has a low loss on this text and a high loss
+# on any other. So the loss in training does not tell you how good the model is. A run
+# holds back [the end of the text](text.py), and computes the loss on it: after the last
+# step, and with `--evaluate-every 100` after every 100 steps. At the end the model
+# continues `--prompt`, because a few written lines show more than a number.
+#
+# Both need forward passes. In a sharded model a forward pass gathers the units, and a
+# gather needs all ranks. So all ranks evaluate, each on its own share of the text. All
+# ranks continue the prompt, too, with the same result, and rank 0 prints it.
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, unseen: corpus.Reader, batches: int | None = None
+) -> float:
+    """Compute the mean loss on this rank's share of the unseen text.
+
+    All ranks have to run the model equally often. If one rank had a batch more, its
+    gather would find no partner, and [training would stop with an
+    error](exchange_order.py). The reader gives each rank the same number of batches.
+
+    :param batches: how many batches to read at most; `None` means all
+    """
+    numbers = range(min(unseen.batches, batches or unseen.batches))
+    losses = [
+        gpt.loss(model(inputs), targets).item()
+        for inputs, targets in map(unseen.__getitem__, numbers)
+    ]
+    return sum(losses) / len(losses)
+
+
+def mean_over_ranks(value: float, device: torch.device | None) -> float:
+    """The mean of one number from each rank."""
+    total = torch.tensor([value], dtype=torch.float64, device=device)
+    all_reduce(total)
+    return total.item() / dist.get_world_size()
+
+
+@torch.no_grad()
+def sample(options: argparse.Namespace, model: nn.Module, device: torch.device) -> str:
+    """Continue the prompt, one token after the other.
+
+    Each token is drawn with the probability that the model gives it. All ranks have the
+    same logits and the same seed, so they draw the same tokens.
+    """
+    tokens = encode(options)
+    generator = torch.Generator().manual_seed(options.seed)
+    for _ in range(options.sample):
+        seen_1T = torch.tensor([tokens[-options.context :]], device=device)
+        logits_V = model(seen_1T)[0, -1].float().cpu()
+        drawn = torch.multinomial(logits_V.softmax(dim=0), 1, generator=generator)
+        tokens.append(int(drawn))
+    return decode(options, tokens)
+
+
+def encode(options: argparse.Namespace) -> list[int]:
+    """The prompt as tokens."""
+    if options.tokenizer is None:
+        return list(options.prompt.encode())
+    ids: list[int] = load(options.tokenizer).encode(options.prompt).ids
+    return ids
+
+
+def decode(options: argparse.Namespace, tokens: list[int]) -> str:
+    """Convert tokens to text. Bytes that are not valid UTF-8 become �."""
+    if options.tokenizer is None:
+        return printable(bytes(tokens).decode(errors="replace"))
+    text: str = load(options.tokenizer).decode(tokens)
+    return printable(text)
+
+
+def printable(text: str) -> str:
+    r"""Replace control characters, so that a terminal can show the text.
+
+    A model that has learned little writes control characters, and a terminal would
+    execute them, for example clear the screen.
+
+    >>> printable("a\x1b[2Jb\n")
+    'a�[2Jb\n'
+    """
+    return "".join(
+        "�" if category(letter) == "Cc" and letter not in "\n\t" else letter
+        for letter in text
+    )

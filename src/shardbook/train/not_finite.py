@@ -30,7 +30,7 @@ All ranks receive the same numbers, so all of them make the same decision.
   steps is saved, so [a resumed run](saving.py) takes the same steps bit for bit.
 - `continue`: nothing is checked, and the step is taken, as in plain PyTorch.
 
-In FP16 [the scaler](sharded_scaler.py) skips a step whose gradients overflow, and
+In FP16 [the scaler](loss_scaling.py) skips a step whose gradients overflow, and
 lowers the loss scale $S$. Such an overflow is expected, so it does not count as a
 fault. But if $S$ is already 1, the gradients are infinite or NaN without the scale,
 which is a fault. An infinite loss is always a fault, because it was computed
@@ -38,7 +38,7 @@ before $S$ multiplies it.
 
 Only after a fault, the ranks exchange which units have gradients that are not finite. A
 NaN spreads with the backward pass, from the loss towards the first layer. [The
-record](prefetch.py) of the forward pass gives the order of the units. So among the
+record](scheduler.py) of the forward pass gives the order of the units. So among the
 units with a NaN, it came from the unit that ran last in the forward pass. If a loss
 itself is not finite, its cause may be the parameters. Then the message also names the
 first unit whose parameters are not finite.
@@ -57,8 +57,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardbook.command import Failure
-from shardbook.foundations.collectives import world
-from shardbook.foundations.groups import Groups
+from shardbook.foundations.collectives import Groups, world
 from shardbook.foundations.torch_private import as_plain
 from shardbook.training.clip import (
     combine,
@@ -66,8 +65,7 @@ from shardbook.training.clip import (
     of_all_ranks,
     sum_of_powers,
 )
-from shardbook.zero.conductor import conductor_of
-from shardbook.zero.prefetch import PrefetchingConductor
+from shardbook.zero.scheduler import Scheduler, scheduler_of
 from shardbook.zero.unit import Unit
 
 __all__ = ["NotFinite", "not_finite"]
@@ -107,7 +105,7 @@ class NotFinite:
         if bad:
             own.fill_(-1 - bad[0])
         sums = of_all_ranks(model, own.view(1), "checking the gradients", copies=True)
-        first = next(iter(conductor_of(model).drivers))
+        first = next(iter(scheduler_of(model).units))
         # In stage 0 each rank has the whole gradient, and sends the same sum.
         rows = rows_of(first.groups) if first.stage else [first.rank]
         total = combine(2.0)(sums[rows])
@@ -140,7 +138,7 @@ class NotFinite:
 def rows_of(groups: Groups) -> list[int]:
     """The indices, among all ranks, of those that share this rank's copy of the model.
 
-    [Other copies](groups.py) have the same gradients and the same norm, so adding them
+    [Other copies](collectives.py) have the same gradients and the same norm, so adding them
     would count the gradient twice.
     """
     if groups.copies == 1:
@@ -178,13 +176,13 @@ def fault(
 
 def in_backward_order(model: nn.Module) -> list[Unit]:
     """The units in the order of the backward pass: the one nearest to the loss comes first."""
-    conductor = conductor_of(model)
+    scheduler = scheduler_of(model)
     seen: list[Unit] = []
-    if isinstance(conductor, PrefetchingConductor):
-        seen = conductor.orders[True]
+    if isinstance(scheduler, Scheduler):
+        seen = scheduler.orders[True]
     # A unit that the last forward pass did not use may have a gradient from an earlier
     # micro-batch. So all other units are appended.
-    return list(dict.fromkeys([*reversed(seen), *reversed(conductor.drivers)]))
+    return list(dict.fromkeys([*reversed(seen), *reversed(scheduler.units)]))
 
 
 def first_bad(

@@ -6,35 +6,60 @@ r"""# Starting the ranks
 `torchrun` starts one process for each rank, and sets environment variables: `RANK=1`
 and `WORLD_SIZE=4` make a process rank 1 of 4. `MASTER_ADDR` and `MASTER_PORT` say where
 the ranks meet. This chapter reads these variables, joins the process group, and leaves
-it at the end. When the ranks meet, [they compare their options](same_options.py) first.
+it at the end. When the ranks meet, [they compare their options](ranks.py) first.
+
+:notation $A$: `copies`, the number of copies of the model, here one for each machine
+:notation $S$: `ranks`, the number of ranks that share one copy
+:notation $B$: the bytes of all parameters
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, NamedTuple
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore
 
 from shardbook.command import (
     Mistake,
     OwnMistake,
     rank_and_ranks,
     real,
+    short,
     variable,
     was_launched,
+    whole,
 )
-from shardbook.train.machines import RANKS, part_of_store
-from shardbook.train.same_options import given, refuse_different
+from shardbook.foundations.agreement import FAREWELL, until
+from shardbook.state.run_state import Compared
 
-__all__ = ["LAUNCH", "machine", "start"]
+__all__ = [
+    "LAUNCH",
+    "RunOptions",
+    "Shape",
+    "given",
+    "machine",
+    "mesh_of",
+    "part_of_store",
+    "refuse_different",
+    "refuse_unfit_shape",
+    "shape",
+    "start",
+]
 
 LAUNCH = "torchrun --standalone --nproc-per-node 2 -m shardbook.train"
 
@@ -81,7 +106,7 @@ def meeting_place(
 
     `torchrun` may [start the ranks again](saving.py). The store survives the restart,
     with the addresses of ranks that no longer exist. So the new ranks [agree on a new
-    part of the store](machines.py#part_of_store).
+    part of the store](ranks.py#part_of_store).
 
     :param mine: the options of this rank
     :raises Mistake: if the ranks do not meet in time, or their options differ
@@ -246,3 +271,333 @@ def refuse_missing(kind: str, backend: str, gpus: int, here: int) -> None:
             f"{here} ranks were started on this machine, but it has {gpus} GPUs and nccl wants one for each; "
             "start fewer ranks, or let them share with --backend gloo"
         )
+
+
+# sidelit: core
+
+
+# ## Training on several machines
+#
+# > If the network between machines is slow, each machine holds a copy of the model and
+# > shards it among its own ranks.
+#
+# Four ranks on two machines could share one copy of a model. Then each unit would be
+# gathered over the network between the machines, once for the forward pass and once for
+# the backward pass. With `--mesh 2x2` there are two copies, and the two ranks of a machine
+# share one. Units are gathered inside a machine, and only [the mean of the
+# gradients](collectives.py) is computed between machines. A GPT of 33.7 million parameters in
+# FP32 has 135 MB. In one step, one machine sends to the other:
+#
+# | | formula | with $A = 2$ machines of $S = 2$ ranks |
+# |---|---|---|
+# | `--mesh 2x2` | $2\,\frac{A-1}{A}\,B$ | 135 MB |
+# | one copy, at least | $(2 + S)\,\frac{A-1}{A}\,B$ | 270 MB |
+#
+# In the first row each of the $S$ ranks of a machine averages its part of the gradients,
+# $B/S$ bytes, with the other copies. In the second row a machine stores $B/A$ bytes, and
+# two gathers send them to each other machine. The gathers send more if a collective sends
+# one piece to several ranks of the same machine. For the reduce-scatter, each rank sends
+# [over gloo](collectives.py) one piece to every rank of the other machines. `python -m
+# benchmarks.two_nodes` measures both rows over a network of limited speed.
+#
+# The price of the copies is memory. With $A$ copies a rank stores $1/S$ of parameters,
+# gradients and moments instead of $1/(A\,S)$.
+#
+# You start the same line on every machine. The line names the machine where all of them
+# meet:
+#
+# ```sh
+# torchrun --nnodes 2 --nproc-per-node 8 --max-restarts 3 \
+#     --rdzv-backend c10d --rdzv-endpoint first-machine:29500 --rdzv-id run-1 \
+#     -m shardbook.train --mesh 2x8 --checkpoints /shared/run
+# ```
+#
+# `torchrun` numbers the ranks of one machine consecutively, and a row of the mesh
+# consists of consecutive ranks. So each row is one machine. The folder of [the
+# checkpoints](saving.py) has to be on a disk that all machines see, because each rank
+# writes its part. The folder `examples/` of the repository has this line as a script, a
+# script for Slurm and a `PyTorchJob` for Kubernetes.
+
+
+class Shape(NamedTuple):
+    """The number of copies of the model, and the number of ranks that share each copy."""
+
+    copies: int
+    ranks: int
+
+    @property
+    def size(self) -> int:
+        """The number of all ranks."""
+        return self.copies * self.ranks
+
+    def __str__(self) -> str:
+        return f"{self.copies}x{self.ranks}"
+
+
+def shape(text: str) -> Shape:
+    """Read a shape from the command line.
+
+    >>> shape("2x4")
+    Shape(copies=2, ranks=4)
+
+    :raises argparse.ArgumentTypeError: if the text is no shape
+    """
+    numbers = re.fullmatch(r"(\d{1,6})x(\d{1,6})", text)
+    if numbers is None or not all(map(int, numbers.groups())):
+        raise argparse.ArgumentTypeError(
+            f"is {short(text)}, which is no shape; write copies x ranks without blanks, such as 2x8"
+        )
+    return Shape(*map(int, numbers.groups()))
+
+
+RANKS = whole(1, 10**6)
+
+
+def mesh_of(options: argparse.Namespace, device: torch.device) -> Any:
+    """The mesh for [`shard`](model.py#shard); `None` if all ranks share one copy.
+
+    :raises Mistake: on every rank, if the shape is for another number of ranks
+    """
+    if options.mesh is None:
+        return None
+    refuse_unfit_shape(options, dist.get_world_size())
+    mesh: DeviceMesh = init_device_mesh(device.type, tuple(options.mesh))
+    return mesh
+
+
+def part_of_store(
+    store: Any, rank: int, world_size: int, limit: timedelta
+) -> PrefixStore:
+    """Agree on a part of a store that belongs to this attempt only.
+
+    When a rank dies, `torchrun` ends the ranks of all machines and starts them again.
+    The store survives with the entries of the earlier attempt.
+    `TORCHELASTIC_RESTART_COUNT` does not distinguish the attempts: the `torchrun` on the
+    machine of the dead rank counts the restart, and that of another machine may not
+    count it.
+
+    So rank 0 offers a new name, and each other rank accepts it. A rank may start early
+    and find the name of an earlier rank 0. This rank 0 no longer answers, so the rank
+    looks again. Each answer names one process, so an old answer cannot be mistaken for
+    a new one.
+
+    :param store: the same for all ranks
+    :param limit: how long to wait for the other ranks
+    :raises TimeoutError: on a rank that got no answer in this time
+    """
+    if rank:
+        return PrefixStore(accepted_name(store, rank, limit), store)
+    name = f"ranks {uuid4().hex}"
+    store.set(OFFER, name)
+    for other in range(1, world_size):
+        process = store.get(f"{name} accepted by {other}").decode()
+        store.set(f"{name} answered to {process}", "")
+    return PrefixStore(name, store)
+
+
+OFFER = "shardbook.train: offered name"
+
+
+def accepted_name(store: Any, rank: int, limit: timedelta) -> str:
+    """Wait for the name that rank 0 of this attempt offers, and for its answer."""
+    process, name = uuid4().hex, ""
+    until = time.monotonic() + limit.total_seconds()
+    while time.monotonic() < until:
+        if store.check([OFFER]):
+            offered = store.get(OFFER).decode()
+            if offered != name:
+                name = offered
+                store.set(f"{name} accepted by {rank}", process)
+            if store.check([f"{name} answered to {process}"]):
+                return name
+        time.sleep(0.01)
+    raise TimeoutError(f"rank 0 has not answered rank {rank} within {limit}")
+
+
+# sidelit: depth A shape that does not fit the run.
+
+
+def refuse_unfit_shape(options: argparse.Namespace, ranks: int) -> None:
+    """Refuse a shape for another number of ranks.
+
+    :raises Mistake: naming both numbers
+    """
+    if options.mesh is not None and options.mesh.size != ranks:
+        raise Mistake(
+            f"--mesh {options.mesh} is for {options.mesh.size} ranks, but there "
+            f"{'is' if ranks == 1 else 'are'} {ranks}; let copies times ranks be {ranks}"
+        )
+
+
+# sidelit: core
+
+
+# ## The same options on all ranks and in a resumed run
+#
+# > All ranks compare their options before the first step, and a resumed run compares its
+# > options with those in the checkpoint.
+#
+# Every rank is started by its own command line. Suppose the line of one machine says
+# `--lr 0.01`, and those of the others `--lr 0.001`. Then a few slices of each parameter
+# move ten times as far as the others. No exchange notices it, and the loss may still
+# fall. So each rank writes its options into [the store](ranks.py#meeting_place) where the
+# ranks meet. If two of them differ, all ranks refuse to start, with the same sentence.
+#
+# A resumed run is compared with its checkpoint, too. Some options may change there:
+#
+# | option | on another rank | in a resumed run |
+# |---|---|---|
+# | `--optimizer`, `--heads`, … give the checkpoint its meaning | the same | the same |
+# | `--lr`, `--batch`, `--precision`, … decide the next steps | the same | may change, which is printed |
+# | `--save-every`, `--sample`, … change no step | the same | may change |
+# | `--json`, `--cache`, … are places of one rank alone | may differ | may change |
+#
+# The paths of the text and of a pretrained model are like `--save-every`: a run may move
+# to another disk. The contents are compared as well, by [a short
+# hash](text.py#fingerprint), and must be the same in both columns. `--device auto`
+# and `--backend auto` are compared by what they have chosen.
+
+
+# Rank 0 writes most of these files, and each of these folders may lie on a disk of its
+# own. `--config` names a file of options, and the options in it are compared.
+OF_A_RANK = {"file", "cache", "json", "jsonl", "profile", "memory_snapshot"}
+# A checkpoint has the values of one model, one optimizer and one order of the text.
+OF_A_CHECKPOINT = {
+    *("layers", "width", "heads", "context", "held_out", "seed", "optimizer"),
+    *("train", "lora_rank", "lora_targets"),
+}
+# These change no step of a resumed run, so nothing is printed if they change.
+BESIDE_THE_STEPS = {
+    *("data", "tokenizer", "model", "device", "backend", "units", "track"),
+    *("checkpoints", "save_every", "keep", "save_in_background", "out", "replace"),
+    *("evaluate_every", "evaluate_batches", "sample", "prompt"),
+}
+
+
+def given(options: argparse.Namespace) -> dict[str, str]:
+    """The options of this rank that must be the same on every rank, as text.
+
+    The contents of files [are among them](text.py#prepare).
+
+    >>> given(argparse.Namespace(lr=0.1, save_every=3, json="figures.json"))
+    {'--lr': '0.1', '--save-every': '3'}
+    """
+    values = {
+        flag(name): "left out" if value is None else str(value)
+        for name, value in vars(options).items()
+        if name not in OF_A_RANK and isinstance(value, PLAIN)
+    }
+    return values | getattr(options, "content", {})
+
+
+# A program also stores what it has made from the options, such as a list of files.
+PLAIN = (int, float, str, tuple, Path, type(None))
+
+
+def flag(name: str) -> str:
+    """The word of the command line for an option."""
+    return "--" + name.replace("_", "-")
+
+
+def refuse_different(
+    store: Any, rank: int, world_size: int, mine: Mapping[str, str]
+) -> None:
+    """Refuse to start ranks with different options. Collective.
+
+    Rank 0 reads the options of all ranks, and the others read its decision. So the
+    number of messages grows with the number of ranks, and not with its square.
+
+    :param store: a part of the store that belongs to these ranks
+    :param mine: the options of this rank
+    :raises Mistake: on every rank, with the same text
+    """
+    store.set(f"options of {rank}", json.dumps(mine))
+    if rank == 0:
+        every = [json.loads(store.get(f"options of {r}")) for r in range(world_size)]
+        store.set("difference", difference(every))
+    found = store.get("difference").decode()
+    if found:
+        # The process of rank 0 may keep the store, so no rank ends before all have read.
+        store.add("read", 1)
+        until(lambda: bool(store.add("read", 0) == world_size), FAREWELL)
+        raise Mistake(found)
+
+
+def difference(every: Sequence[Mapping[str, str]]) -> str:
+    """Describe the first option that differs, and name the others; empty if all are equal.
+
+    >>> lr, seed = {"--lr": "0.1", "--seed": "0"}, {"--lr": "0.1", "--seed": "1"}
+    >>> difference([lr, seed, lr])
+    '--seed differs between the ranks: 0 on rank 0, 1 on rank 1; start every rank with the same options'
+    >>> difference([lr, lr])
+    ''
+    """
+    names = dict.fromkeys(name for each in every for name in each)
+    values = {name: [each.get(name, "unknown") for each in every] for name in names}
+    differ = [name for name in names if len({*values[name]}) > 1]
+    if not differ:
+        return ""
+    first, *others = differ
+    also = f" (and {', '.join(others[:8])})" if others else ""
+    return (
+        f"{first}{also} differs between the ranks: {by_rank(values[first])}; start every "
+        "rank with the same options"
+    )
+
+
+def by_rank(values: Sequence[str]) -> str:
+    """Say which ranks have which value."""
+    ranks: dict[str, list[str]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(str(rank))
+    (value, _), *others = ranks.items()
+    told = [f"{short(each)} on rank {listed(who)}" for each, who in others[:8]]
+    return f"{short(value)} on rank 0, {', '.join(told)}"
+
+
+def listed(ranks: Sequence[str]) -> str:
+    """The first of some ranks, and how many there are more."""
+    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    return ", ".join(ranks[:8]) + more
+
+
+class RunOptions(Compared):
+    """The options of a run, as [a part of its state](run_state.py#Compared).
+
+    `changes` says which options of a resumed run have another value than before.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.now = given(options)
+        self.changes = ""
+
+    def state_dict(self) -> dict[str, str]:
+        """The options as text."""
+        return self.now
+
+    def compare(self, saved: Mapping[str, str] | None) -> None:
+        """Compare the options of a checkpoint with these.
+
+        An option that an older version did not have or did not save is not compared.
+
+        :raises ValueError: naming an option that must be the same
+        """
+        changed = {
+            name: (before, self.now[name])
+            for name, before in (saved or {}).items()
+            if name in self.now and before != self.now[name]
+        }
+        # The contents of files have no flag, and must be the same.
+        kept = {*map(flag, OF_A_CHECKPOINT), *(n for n in changed if n[:2] != "--")}
+        for name, (before, now) in changed.items():
+            if name in kept:
+                raise ValueError(
+                    f"{name} was {short(before)} when the checkpoint was saved, and is "
+                    f"{short(now)} now; go on with the same, or name another folder"
+                )
+        told = [
+            f"{name} {short(now)} instead of {short(before)}"
+            for name, (before, now) in changed.items()
+            if name not in {*map(flag, BESIDE_THE_STEPS)}
+        ]
+        self.changes = ", with " + ", ".join(told) if told else ""

@@ -13,7 +13,7 @@ steps, and after its last step. At its start the program searches the folder and
 from the newest checkpoint. So the same line starts a new run and resumes an old one. If
 a process dies, `torchrun` ends the others and starts all of them again. Each step since
 the last checkpoint is repeated, with the same result bit for bit. [Other
-options](same_options.py) than before are refused or printed:
+options](ranks.py) than before are refused or printed:
 
 | event | steps in the model's state | next step |
 |---|---|---|
@@ -32,7 +32,7 @@ A scheduler of a cluster that needs a machine for another job sends `SIGTERM` an
 a little. The run then saves after the current step or the next one, and ends. All ranks
 have to leave after the same step, but the signal reaches them at different moments. So
 a rank that received the signal writes the number of the *next* step into [the
-store](store_rounds.py). No other rank can finish that step before this rank has begun
+store](agreement.py). No other rank can finish that step before this rank has begun
 it. So every rank finds the number in the store when it checks after that step.
 """
 
@@ -55,11 +55,11 @@ import torch.distributed as dist
 
 from shardbook.command import Failure, Mistake, folder_to_write, whole
 from shardbook.foundations.torch_private import default_store
-from shardbook.precision.sharded_scaler import ShardedGradScaler
+from shardbook.precision.loss_scaling import ShardedGradScaler
 from shardbook.state.checkpoints import Checkpoints
 from shardbook.state.together import on_first
-from shardbook.train.assemble import Run
-from shardbook.train.same_options import RunOptions
+from shardbook.train.plan import Run
+from shardbook.train.ranks import RunOptions
 
 __all__ = ["LEFT", "Saves", "saving"]
 

@@ -8,7 +8,7 @@ somewhere in 5,000 steps. To find the step, you need the figures of every step:
 | name | what it is | when |
 |---|---|---|
 | `loss` | the loss of this rank's own batch | always |
-| `learning_rate` | [the rate](schedule.py) of the step | always |
+| `learning_rate` | [the rate](plan.py) of the step | always |
 | `sent` | the bytes that this rank sent | always |
 | `seconds` | the time of the step | always |
 | `norm` | the norm of the gradient, before it was clipped | always, unless it [is not taken](not_finite.py) |
@@ -54,19 +54,35 @@ import re
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from shardbook.command import Mistake
-from shardbook.planning.report import beside
+from shardbook.foundations.torch_private import as_plain, storage_id
+from shardbook.models.corpus import Text
+from shardbook.planning.forecast import Meter
+from shardbook.planning.report import as_json, beside, named_file, write
+from shardbook.zero.scheduler import scheduler_of
 
-__all__ = ["json_lines", "kept", "labml_shows", "refuse_missing_tracker", "tracking"]
+__all__ = [
+    "MemorySnapshot",
+    "json_lines",
+    "kept",
+    "labml_shows",
+    "refuse_missing_tracker",
+    "traced",
+    "tracking",
+]
 
 # sidelit: hide
 Track = Callable[[int, Mapping[str, float]], None]
@@ -334,3 +350,228 @@ def errors_of_threads() -> Iterator[list[OSError]]:
 def of_labml(thread: threading.Thread | None) -> bool:
     """Whether labml has started this thread."""
     return type(thread).__module__.startswith("labml.")
+
+
+# sidelit: core
+
+
+# ## A trace of one step
+#
+# > `--profile` writes a timeline of one step for each rank, which a browser can show.
+#
+# `--profile FOLDER` runs PyTorch's profiler around one step of each rank, and writes a
+# trace for each: `trace-rank0.json`, `trace-rank1.json`. Open it at `chrome://tracing` or in
+# [Perfetto](https://ui.perfetto.dev). Each thread is a row, and each operation is a bar
+# whose length is its time. The library labels its own actions [with the name of the
+# unit](hook_context.py), such as `gather block1`. The program adds three labels:
+#
+# | label | what happens |
+# |---|---|
+# | `forward micro-batch 0` | the model and the loss |
+# | `backward micro-batch 0` | the backward pass, and the exchanges of the gradients in it |
+# | `step optimizer` | the optimizer changes the parameters |
+#
+# In a good trace of stage 3, a `gather` begins well before the `wait for` of the same
+# unit, and the `wait for` is short.
+#
+# The traced step is the third, or the first if the run has at most three steps. The first
+# two steps are slower than the others, because they allocate memory and create the
+# optimizer's state. The last step runs under [the meter](forecast.py), which slows it
+# down.
+
+
+@contextmanager
+def traced(folder: Path | None, number: int, steps: range) -> Iterator[None]:
+    """Trace the block if this is the step to trace.
+
+    :param folder: the folder for the trace; `None` for no trace
+    :param number: the number of the step
+    :param steps: all steps of this run
+    """
+    if folder is None or number != steps[2 if len(steps) > 3 else 0]:
+        yield
+        return
+    kinds = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        kinds.append(ProfilerActivity.CUDA)
+    with profile(activities=kinds, acc_events=True) as trace:
+        yield
+    with beside("--profile", everywhere=True):
+        save(trace, folder / f"trace-rank{dist.get_rank()}.json")
+
+
+def save(trace: profile, path: Path) -> None:
+    """Write a trace so that it exists whole or not at all.
+
+    PyTorch's profiler does not raise an error if the disk is full. So the trace gets
+    its name only if its end was written, too.
+
+    :raises OSError: if the trace cannot be written
+    """
+    target = named_file(path, "--profile")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=target.parent, prefix=".trace-") as folder:
+        draft = Path(folder, target.name)
+        trace.export_chrome_trace(str(draft))
+        if not draft.exists() or not ends_well(draft):
+            raise OSError(f"{path} was cut off, as on a full disk")
+        draft.replace(target)
+
+
+def ends_well(trace: Path) -> bool:
+    """Whether a trace has the profiler's last words."""
+    with trace.open("rb") as file:
+        file.seek(max(0, trace.stat().st_size - 2**14))
+        end = file.read().rstrip()
+    return b'"traceName"' in end and end.endswith(b"}")
+
+
+# ## A snapshot of the memory at its peak
+#
+# > `--memory-snapshot` lists every storage that is alive when a rank stores the most,
+# > with its kind and its unit.
+#
+# Suppose a step needs 44 MB at its peak, and you want to lower this number. Then you need
+# to know which tensors are alive at that moment. With `--memory-snapshot FOLDER` [the
+# meter](forecast.py) of the last step records its peak: every storage that was alive, its
+# size, and its kind. In the run of [the training chapter](loop.py), `memory-rank0.json`
+# begins like this:
+#
+# ```json
+# {
+#  "peak": 44301361,
+#  "operation": "aten.gelu_backward.default",
+#  "whole": [
+#   "block2",
+#   "block3"
+#  ],
+#  "kinds": {
+#   "activations and temporaries": 36390408,
+#   "optimizer state": 3501268,
+#   "shard": 1750528,
+#   "full": 1586176,
+# ```
+#
+# | kind | what it is |
+# |---|---|
+# | `shard` | [the part](flat.py#Flat) of a unit's parameters that a rank keeps |
+# | `full` | [the whole vector](unit.py) of a unit that is in use or is being gathered |
+# | `grad_full` | [the vector](flat.py) that collects the gradients of a unit |
+# | `sending` | such a vector while it is sent to the other ranks |
+# | `gradients` | mean gradients that wait for the optimizer |
+# | `optimizer state` | the optimizer's moments and counters |
+# | `text` | the training text, if it is not mapped |
+# | `activations and temporaries` | the rest: saved activations, results of operations, received messages |
+#
+# `storages` lists the storages one by one, the largest first, each with its unit.
+# `operation` is the operation that reached the peak, and `whole` names the units that were
+# whole at that moment. In this run, the backward pass of GELU was in block 3, while block
+# 2 was prefetched.
+
+
+# sidelit: hide
+Named = dict[int, tuple[str, str]]
+OTHER = "activations and temporaries"
+# sidelit: show
+
+
+class MemorySnapshot(Meter):
+    """A meter that records which storages made up the peak.
+
+    :param model: a sharded model, which names the units
+    :param optimizer: the model's optimizer
+    :param texts: the training texts
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        texts: Sequence[Text] = (),
+    ) -> None:
+        super().__init__()
+        self.units = list(scheduler_of(model).units)
+        self.optimizer, self.texts = optimizer, texts
+        self.at_peak: list[tuple[int, str, str]] = []
+        self.operation, self.whole = "", list[str]()
+
+    def __torch_dispatch__(
+        self,
+        operation: Callable[..., Any],
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
+        before = self.peak
+        result = super().__torch_dispatch__(operation, types, args, kwargs)
+        if self.peak > before or not self.at_peak:
+            self.remember(str(operation))
+        return result
+
+    def remember(self, operation: str) -> None:
+        """Record all storages that are alive now."""
+        named = self.named()
+        self.operation = operation
+        self.whole = [
+            unit.name
+            for unit in self.units
+            if all(flat.full.untyped_storage().nbytes() for flat in unit.flats)
+        ]
+        self.at_peak = [
+            (storage.nbytes(), *named.get(key, (OTHER, "")))
+            for key, storage in self.storages.items()
+            if storage.nbytes()
+        ]
+
+    def named(self) -> Named:
+        """The kind and the unit of each storage that is known."""
+        with as_plain():
+            found = [
+                *((tensor, "optimizer state", "") for tensor in self.moments()),
+                *((text, "text", "") for text in self.texts),
+                *self.of_units(),
+            ]
+        return {
+            storage_id(tensor.untyped_storage()): (kind, unit)
+            for tensor, kind, unit in found
+            if isinstance(tensor, Tensor)
+        }
+
+    def of_units(self) -> Iterator[tuple[Tensor | None, str, str]]:
+        """The vectors of all units. If a vector has two names, the later one counts: below stage 3 `shard`
+        is a part of `full`.
+        """
+        for unit in self.units:
+            for flat in unit.flats:
+                yield flat.full, "full", unit.name
+                yield flat.shard, "shard", unit.name
+                yield flat.grad_full, "grad_full", unit.name
+                yield flat.sending, "sending", unit.name
+                for parameter in flat.parameters:
+                    yield parameter.grad, "gradients", unit.name
+
+    def moments(self) -> Iterator[Any]:
+        """The optimizer's state of each parameter."""
+        for state in self.optimizer.state.values():
+            yield from state.values()
+
+    def save(self, folder: Path) -> None:
+        """Write this rank's file."""
+        kinds: dict[str, int] = {}
+        for nbytes, kind, _ in self.at_peak:
+            kinds[kind] = kinds.get(kind, 0) + nbytes
+        ordered = sorted(self.at_peak, key=lambda one: -one[0])
+        figures = {
+            "peak": self.peak,
+            "operation": self.operation,
+            "whole": self.whole,
+            "kinds": dict(sorted(kinds.items(), key=lambda pair: -pair[1])),
+            "storages": [
+                {"bytes": nbytes, "kind": kind, "unit": unit}
+                for nbytes, kind, unit in ordered
+            ],
+        }
+        option = "--memory-snapshot"
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / f"memory-rank{dist.get_rank()}.json"
+        write(file, as_json(figures), option)

@@ -18,7 +18,7 @@ $$\lVert g \rVert_p = \Bigl( \sum_r \sum_{i \in \mathrm{shard}_r} |g_i|^p \Bigr)
 
 If one gradient is infinite or NaN, so is the norm, and then clipping sets the finite
 gradients to 0. This matters where several optimizers share a model and [a
-scaler](sharded_scaler.py) skips the step of one of them. The other optimizers then step
+scaler](loss_scaling.py) skips the step of one of them. The other optimizers then step
 with gradients of 0. If the factor were NaN, all their weights would become NaN.
 
 :notation $p$: `norm_type`, the order of the norm
@@ -37,10 +37,10 @@ import torch
 from torch import Tensor, nn
 
 from shardbook.foundations.collectives import all_gather, world
-from shardbook.guards.optimizer_guard import refuse_waiting
-from shardbook.parameters.flat import flat_of
-from shardbook.training.step_in_backward import steps_in_backward
-from shardbook.zero.conductor import conductor_of
+from shardbook.training.accumulate import steps_in_backward
+from shardbook.zero.flat import flat_of
+from shardbook.zero.optimizer_guard import refuse_waiting
+from shardbook.zero.scheduler import scheduler_of
 from shardbook.zero.unit import Unit
 
 __all__ = ["clip_grad_norm_", "clip_grad_value_"]
@@ -71,7 +71,7 @@ def clip_grad_norm_(
         FP32 gradients
     :raises RuntimeError: on every rank, if the norm is not finite and
         `error_if_nonfinite` is set; on a rank whose gradients still wait for their
-        exchange; or if the model [steps in its backward pass](step_in_backward.py)
+        exchange; or if the model [steps in its backward pass](accumulate.py)
     :raises Disagreement: on every rank, if one rank does not clip
     :raises ValueError: if the model is not sharded as a whole, or the order is not
         positive
@@ -104,7 +104,7 @@ def gradient_norm(model: nn.Module, order: float) -> Tensor:
     """
     if not order > 0:
         raise ValueError(f"norm_type={order} is not a norm; choose a positive number")
-    units = list(conductor_of(model).drivers)
+    units = list(scheduler_of(model).units)
     if not units:
         return torch.zeros((), dtype=torch.float64)
     total = sum_of_powers(model, order)
@@ -120,7 +120,7 @@ def sum_of_powers(model: nn.Module, order: float) -> Tensor:
     """
     # A slice can be empty, and an empty vector has no largest element.
     found = [gradient for gradient in gradients(model, once=True) if gradient.numel()]
-    units = list(conductor_of(model).drivers)
+    units = list(scheduler_of(model).units)
     zero = units[0].flats[0].full.new_zeros((), dtype=torch.float64)
     # The ranks exchange on the device, and [gradients may be on the host](offload.py).
     norms = [
@@ -150,11 +150,11 @@ def of_all_ranks(
     :param own: 1-D, this rank's numbers, equally many on every rank
     :param kind: the action of the ranks, for the error if one of them does something
         else
-    :param copies: on a mesh, whether the numbers of [other replicas](groups.py) are
+    :param copies: on a mesh, whether the numbers of [other replicas](collectives.py) are
         gathered, too
     :returns: 1-D, the numbers of rank 0, then those of rank 1, and so on
     """
-    units = list(conductor_of(model).drivers)
+    units = list(scheduler_of(model).units)
     groups = units[0].groups
     group = groups.everyone if copies else groups.shards
     found = own.new_empty(world(group)[1] * own.numel())
@@ -176,10 +176,10 @@ def gradients(model: nn.Module, *, once: bool = False) -> Iterator[Tensor]:
 
     :param once: whether a gradient that every rank has whole is left out on all ranks
         but the first. In stages 1 and 2 such a gradient belongs to a parameter that
-        [was frozen at first](freezing.py).
+        [was frozen at first](flat.py).
     """
     refuse_unclippable(model)
-    for unit in conductor_of(model).drivers:
+    for unit in scheduler_of(model).units:
         yield from gradients_of(unit, once=once)
 
 

@@ -45,9 +45,8 @@ from shardbook.foundations.agreement import Disagreement
 from shardbook.foundations.collectives import all_gather, world
 from shardbook.foundations.layout import Slot, views
 from shardbook.foundations.torch_private import tree_leaves, tree_map_only
-from shardbook.parameters.flat import owner_of
-from shardbook.parameters.gradients import FlatWithGradients
-from shardbook.zero.conductor import conductor_of
+from shardbook.zero.flat import Flat, owner_of
+from shardbook.zero.scheduler import scheduler_of
 from shardbook.zero.unit import Unit
 
 __all__ = [
@@ -144,7 +143,7 @@ class Slice:
     """
 
     unit: Unit
-    flat: FlatWithGradients
+    flat: Flat
     index: int
 
     @property
@@ -194,7 +193,7 @@ class Entry:
     value: Tensor
 
     @property
-    def vector(self) -> tuple[Unit, FlatWithGradients, str, torch.dtype]:
+    def vector(self) -> tuple[Unit, Flat, str, torch.dtype]:
         """The key of the vector in which this entry is gathered, shared by all entries
         of one unit, name and dtype.
         """
@@ -207,7 +206,7 @@ def slices_of(model: nn.Module, optimizer: Optimizer) -> dict[int, Slice]:
     """
     found = {
         id(parameter): Slice(unit, flat, index)
-        for unit in conductor_of(model).drivers
+        for unit in scheduler_of(model).units
         for flat in unit.flats
         for index, parameter in enumerate(flat.parameters)
     }
@@ -328,7 +327,7 @@ def refuse_different(
     names: list[Any] = [(e.number, e.key, str(e.value.dtype)) for e in entries]
     names.append(groups_as_text(model, optimizer))
     digest = int.from_bytes(sha256(repr(names).encode()).digest()[:7], "big")
-    unit = next(iter(conductor_of(model).drivers), None)
+    unit = next(iter(scheduler_of(model).units), None)
     if unit is None:
         return
     mine = torch.tensor([digest], device=unit.flats[0].device)
@@ -348,7 +347,7 @@ def groups_as_text(model: nn.Module, optimizer: Optimizer) -> str:
     """
     names = {
         id(parameter): slot.names[0]
-        for unit in conductor_of(model).drivers
+        for unit in scheduler_of(model).units
         for flat in unit.flats
         for slot, parameter in zip(flat.layout.slots, flat.parameters, strict=True)
     }

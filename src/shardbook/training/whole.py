@@ -30,10 +30,13 @@ none.
 A whole parameter is valid only inside the block, so keep a clone if you need its values
 later. A write would be lost, because a rank stores only its slice. So the end of the
 block refuses a write. To write parameters, use [`load_state_dict`](state_dict.py).
+
+:notation $P_u$: `padded`, the length of a unit's flat vector with its padding
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -43,20 +46,20 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from shardbook.foundations.hook_context import in_backward, machinery
-from shardbook.foundations.nesting import Nesting
 from shardbook.foundations.torch_private import (
     next_number,
     saving_forbidden,
     storage_id,
     top_saving,
 )
-from shardbook.guards.stale_backward import Computed
-from shardbook.parameters.flat import flat_of
-from shardbook.parameters.flat_checks import refuse_writes
 from shardbook.zero.demand import Handed, Pair, outermost
+from shardbook.zero.flat import flat_of
 from shardbook.zero.hooks import Hooks, Use
+from shardbook.zero.optimizer_guard import Computed
+from shardbook.zero.scheduler import scheduler_of
+from shardbook.zero.whole_parameter import refuse_writes
 
-__all__ = ["whole"]
+__all__ = ["full_precision", "whole"]
 
 
 @contextmanager
@@ -66,7 +69,7 @@ def whole(model: nn.Module) -> Iterator[None]:
     Collective: all ranks enter the block, or none. In the block a program can read the
     parameters, use them in a loss, call methods of units other than `forward`, and call
     single modules inside units. Under a [policy](policy.py) the parameters have the
-    dtype in which the model computes; inside [`full_precision`](full_precision.py) they
+    dtype in which the model computes; inside [`full_precision`](whole.py) they
     have that of the masters.
 
     :param model: a sharded model, or a part of one; all units with a parameter in it
@@ -74,33 +77,33 @@ def whole(model: nn.Module) -> Iterator[None]:
     :raises ValueError: if the model has no sharded parameter
     :raises TypeError: if `model` is no module
     :raises RuntimeError: at the end of the block, if the program wrote to a parameter
-        that [is not stored whole](flat_checks.py#refuse_writes)
+        that [is not stored whole](whole_parameter.py#refuse_writes)
     :raises Disagreement: on every rank, if one rank does something else
     """
-    drivers = drivers_of(model)
+    every = hooks_of(model)
     held: list[Hooks] = []
     try:
-        for driver in drivers:
-            begin(driver)
-            held.append(driver)
-        with announced(drivers):
+        for hooks in every:
+            begin(hooks)
+            held.append(hooks)
+        with announced(every):
             yield
     finally:
-        for driver in held:
-            end(driver)
-    for driver in drivers:
-        for flat in driver.unit.flats:
-            refuse_writes(flat, driver.unit.name)
+        for hooks in held:
+            end(hooks)
+    for hooks in every:
+        for flat in hooks.unit.flats:
+            refuse_writes(flat, hooks.unit.name)
 
 
-def drivers_of(model: nn.Module) -> list[Hooks]:
+def hooks_of(model: nn.Module) -> list[Hooks]:
     """[The hooks](hooks.py#Hooks) of the units that have a parameter in a module."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"pass the model itself, not a {type(model).__name__}")
     flats = [flat for flat in map(flat_of, model.parameters()) if flat is not None]
     # A dictionary keeps the order, so that every rank gathers the units in the same
     # order.
-    found = list(dict.fromkeys(flat.driver() for flat in flats))
+    found = list(dict.fromkeys(filter(None, (flat.hooks() for flat in flats))))
     if not found:
         raise ValueError(
             f"this {type(model).__name__} is not sharded; call shard(model) first"
@@ -108,28 +111,28 @@ def drivers_of(model: nn.Module) -> list[Hooks]:
     return found
 
 
-@machinery()
-def begin(driver: Hooks) -> None:
+@machinery
+def begin(hooks: Hooks) -> None:
     """Gather a unit for the block, unless it is in use already."""
-    unit = driver.unit
-    if not unit.held and not in_use(driver):
-        driver.conductor.forward_begins(unit)
+    unit = hooks.unit
+    if not unit.pins and not in_use(hooks):
+        hooks.scheduler.forward_begins(unit)
     unit.wait()
     unit.show()
-    unit.held += 1
+    unit.pins += 1
 
 
-@machinery()
-def end(driver: Hooks) -> None:
+@machinery
+def end(hooks: Hooks) -> None:
     """Free a unit after the block, unless it is still in use elsewhere."""
-    unit = driver.unit
-    unit.held -= 1
-    if not unit.held and not in_use(driver):
+    unit = hooks.unit
+    unit.pins -= 1
+    if not unit.pins and not in_use(hooks):
         unit.free()
 
 
 @contextmanager
-def announced(drivers: list[Hooks]) -> Iterator[None]:
+def announced(every: list[Hooks]) -> Iterator[None]:
     """A block whose saved tensors gather their units again in the backward pass.
 
     In a unit's forward pass every saved tensor belongs to that unit. This block has
@@ -146,7 +149,7 @@ def announced(drivers: list[Hooks]) -> Iterator[None]:
     if refused is not None or (in_backward() and outer is not None):
         yield
         return
-    reads = Reads(drivers, below, outer)
+    reads = Reads(every, below, outer)
     with saved_tensors_hooks(reads.pack, reads.unpack):
         yield
 
@@ -154,12 +157,12 @@ def announced(drivers: list[Hooks]) -> Iterator[None]:
 class Reads:
     """The saved tensor hooks of the block.
 
-    :param drivers: the hooks of the block's units
+    :param every: the hooks of the block's units
     :param below: the pair of saved tensor hooks that was current before the block
     :param outer: the outer hooks to which [every tensor is handed on](demand.py#Handed)
     """
 
-    def __init__(self, drivers: list[Hooks], below: Any, outer: Any) -> None:
+    def __init__(self, every: list[Hooks], below: Any, outer: Any) -> None:
         # Inside a unit's forward pass, a tensor that belongs to none of the block's
         # units may belong to that unit.
         owner = None if below is None else getattr(below[0], "__self__", None)
@@ -167,15 +170,14 @@ class Reads:
         # The storage of a flat vector stays the same object when its memory is freed
         # and allocated again.
         self.of = {
-            storage_id(flat.full.untyped_storage()): Read(driver)
-            for driver in drivers
-            for flat in driver.unit.flats
+            storage_id(flat.full.untyped_storage()): Read(hooks)
+            for hooks in every
+            for flat in hooks.unit.flats
         }
         # The pair that keeps the tensors has no unit of its own to gather.
-        nobody = Nobody()
-        self.kept = Pair(nobody, None, None)
+        self.kept = Pair(no_hooks, NO_USE, None)
         if outer is not None:
-            self.kept = Handed(nobody, None, None, outer)
+            self.kept = Handed(no_hooks, NO_USE, None, outer)
 
     def pack(self, tensor: Tensor) -> Any:
         """Keep a tensor together with the unit that it belongs to."""
@@ -187,46 +189,106 @@ class Reads:
     def unpack(self, saved: Any) -> Tensor:
         """Gather the tensor's unit, and return the tensor."""
         read, packed = saved
-        if read is not None:
-            read.open()
+        hooks = None if read is None else read.hooks()
+        if hooks is not None:
+            read.open(hooks)
         return self.kept.unpack(packed)
 
 
 class Read(Pair):
     """The use of one unit by the block."""
 
-    def __init__(self, driver: Hooks) -> None:
+    def __init__(self, hooks: Hooks) -> None:
         start = next_number()
-        use = Use(start, computed=Computed.of(driver.unit))
-        super().__init__(driver, use, None)
+        use = Use(start, computed=Computed.of(hooks.unit))
+        super().__init__(weakref.ref(hooks), use, None)
 
-    def open(self) -> None:
+    def open(self, hooks: Hooks) -> None:
         """Gather the unit, and count one more backward pass that it has to wait for."""
-        driver = self.driver()
-        if isinstance(driver, Hooks) and driver.in_backward is None and in_backward():
+        if hooks.backward_use is None and in_backward():
             # The use is counted only here. Most units of a block get no backward pass
             # through it, and their gradients are exchanged as early as without the
             # block.
-            driver.expected += 1
-        super().open()
+            hooks.expected += 1
+        super().open(hooks)
 
 
 # sidelit: depth A block inside a forward or backward pass, and tensors that belong to no unit.
 
 
-def in_use(driver: Hooks) -> bool:
+def in_use(hooks: Hooks) -> bool:
     """Whether the unit's forward pass or its backward pass is under way."""
-    if driver.in_backward is not None and in_backward():
+    if hooks.backward_use is not None and in_backward():
         return True
-    return driver.uses.under_way()
+    return hooks.uses.under_way()
 
 
-class Nobody:
-    """A stand-in for a unit, for tensors that need no gather."""
+NO_USE = Use(0)
 
-    unit: Any
-    uses: Nesting[Any]
-    in_backward: Any = True
 
-    def reach(self, use: Any, number: int) -> None:
-        """Gather nothing."""
+def no_hooks() -> None:
+    """Stand in for a unit, for tensors that need no gather."""
+
+
+# sidelit: core
+
+
+# ## Evaluating in full precision
+#
+# > Inside `full_precision` a model under a 16-bit policy computes with its FP32 master weights.
+#
+# [A policy](policy.py) lets a model compute in 16 bits. How many digits does that cost?
+# To find out, compute the same loss with the master weights. In this block each unit is
+# gathered in the dtype of the masters, so a gather sends as many bytes as it does without
+# a policy.
+#
+# In stage 3 a unit is whole only while it is used, as always. In stages 1 and 2 every
+# unit has a second whole vector from the beginning of the block to its end, $4\,P_u$
+# bytes with FP32 masters. In stage 0 the masters are whole already, so a second vector is
+# needed only if they [are on the host](offload.py).
+#
+# The block is for forward passes only. A backward pass after the block would need the
+# unit again, but then its vector has another dtype. So autograd is off in the block, and
+# a backward pass across its border [is refused](hooks.py#Hooks.before_backward).
+#
+# [Saving](state_dict.py) needs no such block, because a `state_dict` always holds the
+# masters.
+
+
+@contextmanager
+def full_precision(model: nn.Module) -> Iterator[None]:
+    """Forward passes in this block compute with the master weights, without gradients.
+
+    ```python
+    with full_precision(model):
+        loss = model(batch)
+    ```
+
+    Inputs are not cast. Outputs are still cast to an `output_dtype`, and buffers keep
+    the dtype to which [the policy](policy.py#Policy) has cast them. Either all ranks
+    enter the block or none.
+
+    :param model: a sharded model; without a `param_dtype` the block only turns autograd
+        off
+    :raises ValueError: if the model is not sharded
+    :raises RuntimeError: if a forward or backward pass of the model is under way
+    """
+    units = tuple(scheduler_of(model).units)
+    for unit in units:
+        if unit.shown:
+            raise RuntimeError(
+                f"{unit.name} is in use; enter full_precision() before the model is called"
+            )
+    before = [unit.precise for unit in units]
+    try:
+        for unit in units:
+            unit.free()
+            unit.precise = True
+            unit.switch(True)
+        with torch.no_grad():
+            yield
+    finally:
+        for unit, precise in zip(units, before, strict=True):
+            unit.free()
+            unit.precise = precise
+            unit.switch(precise)

@@ -65,7 +65,8 @@ shard(model, units=LlamaDecoderLayer, init=model._init_weights)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -76,15 +77,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardbook.foundations.collectives import world
 from shardbook.foundations.torch_private import (
     RESET_METHODS,
+    Versions,
     apply_to_own,
     own_buffers,
     own_parameters,
+    writes_to,
 )
-from shardbook.foundations.versions import Versions
-from shardbook.parameters.parameter_sites import Site, is_inside
-from shardbook.parameters.written import Writes
+from shardbook.zero.parameter_sites import Site, is_inside
 
-__all__ = ["Construction", "Init"]
+__all__ = ["Construction", "Init", "Writes"]
 
 # sidelit: hide
 Init = Callable[[nn.Module], Any]
@@ -134,7 +135,7 @@ class Construction:
         self.device = self.asked or self.default_device(mesh)
         # The tensors that have got memory, until their unit is cut.
         self.fresh: set[Tensor] = set()
-        # [The writes of the constructor](written.py) to tensors that have no memory
+        # [The writes of the constructor](construct.py) to tensors that have no memory
         # yet.
         self.writes = Writes(tensor for tensor in self.tensors if tensor.is_meta)
 
@@ -354,3 +355,72 @@ def place(device: torch.device | str) -> torch.device:
     if found.type == "meta":
         raise ValueError("device=meta has no memory; choose a device that has")
     return found
+
+
+# sidelit: core
+
+
+# ## Counting a constructor's writes
+#
+# > The number of writes to a tensor without memory tells whether its values can be computed again.
+#
+# [A model is constructed on the meta device](construct.py), and gets its values
+# afterwards from each module's `reset_parameters`. If a constructor writes to a parameter
+# after that method, the write is not repeated:
+#
+# ```python
+# class Residual(nn.Module):
+#     def __init__(self):
+#         super().__init__()
+#         self.out = nn.Linear(8, 8)      # its bias is written to once
+#         nn.init.zeros_(self.out.bias)   # and once more, by another module
+# ```
+#
+# [PyTorch counts the writes](torch_private.py) to a tensor, even if the tensor has no memory.
+# The constructor above has written to the bias twice, but the layer's `reset_parameters`
+# writes to it once. So one write is missing, and the bias would be random, while that of
+# the plain model is zero.
+#
+# Fewer writes in the constructor are no sign of a missing write. Many modules make their
+# parameters with `torch.ones`, and have a `reset_parameters` for models without memory
+# that writes the same values. But a tied parameter is set by every module that has it,
+# and after the constructor it holds the values of only one of them. For a tied parameter
+# the two numbers must therefore be equal.
+
+
+class Writes:
+    """The number of writes to tensors, in the constructor and when they get their
+    values.
+
+    :param tensors: the tensors that have no memory yet
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self.built = {tensor: writes_to(tensor) for tensor in tensors}
+        self.start_at: dict[Tensor, int] = {}
+        # The number of modules that have written to each tensor.
+        self.writers: dict[Tensor, int] = {}
+
+    def start(self, tensor: Tensor) -> None:
+        """Start to count the writes to a tensor that has just got memory."""
+        self.start_at[tensor] = writes_to(tensor)
+
+    @contextmanager
+    def by(self, module: nn.Module) -> Iterator[None]:
+        """In this block, count the writes of a module that gets its values."""
+        inside = [*module.parameters(), *module.buffers()]
+        before = {tensor: writes_to(tensor) for tensor in inside}
+        yield
+        for tensor, version in before.items():
+            if writes_to(tensor) != version:
+                self.writers[tensor] = self.writers.get(tensor, 0) + 1
+
+    def beyond(self, tensor: Tensor) -> str | None:
+        """The write of a constructor that was not repeated, in words; `None` if there is none."""
+        built = self.built.get(tensor, 0)
+        again = writes_to(tensor) - self.start_at.get(tensor, 0)
+        if built > again:
+            return "written to by a constructor after its module's reset_parameters"
+        if built < again and self.writers.get(tensor, 0) > 1:
+            return "set by several modules, of which the constructor kept one"
+        return None

@@ -21,10 +21,10 @@ next.
 |---|---|---|
 | [before forward](#Hooks.before_forward) | it is gathered | a forward pre-hook |
 | [after forward](#Hooks.after_forward) | it is freed | a forward hook, even after an exception |
-| [before backward](#Hooks.reach) | it is gathered | a hook on the output's node, or [demand](demand.py) |
-| [a gradient is stored](#Hooks.arrive) | the next unit is gathered | a hook on each whole parameter |
+| [before backward](#Hooks.before_backward) | it is gathered | a hook of the output, or [demand](demand.py) |
+| [a gradient is stored](#Hooks.gradient_stored) | the next unit is gathered | a hook on each whole parameter
 | [after backward](#Hooks.after_backward) | it is freed and reduced | a hook on the input's gradient |
-| [the end](#Hooks.close) of all | the same, unless it is already done | the conductor's callback |
+| [the end](#Hooks.close) of all | the same, unless it is already done | the scheduler's callback |
 
 PyTorch has two other ways to act before a module's backward pass:
 `register_full_backward_pre_hook`, and an `autograd.Function` through which the output
@@ -33,7 +33,7 @@ return another tensor than the module did. A hook on the output's own node chang
 nothing in the graph.
 
 The hooks are the same in all stages. In stages 0 to 2 a freed unit gives no memory
-back, and its second gather fetches nothing. [Stage 3](zero3.py) needs the second
+back, and its second gather fetches nothing. [Stage 3](unit.py) needs the second
 gather. If it kept every unit from the forward pass until the backward pass, the memory
 would grow with the number of layers, which is exactly what sharding prevents.
 """
@@ -44,35 +44,34 @@ import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from shardbook.foundations.hook_context import (
+    Nesting,
     in_backward,
     machinery,
     map_tensors,
     not_compiled,
     tensors_in,
 )
-from shardbook.foundations.nesting import Nesting
 from shardbook.foundations.torch_private import is_compiled, next_number, number_of
-from shardbook.guards.optimizer_guard import refuse_copies_of
-from shardbook.guards.stale_backward import Computed
-from shardbook.guards.unsupported import refuse_threads, refuse_transforms
-from shardbook.parameters.flat_checks import refuse_writes
-from shardbook.zero.conductor import Conductor
 from shardbook.zero.demand import (
     YOUNGEST,
     Pair,
     number_now,
+    refuse_views,
     set_pair,
     take_away,
 )
-from shardbook.zero.fresh_start import clear_away
+from shardbook.zero.optimizer_guard import Computed, refuse_copies_of
+from shardbook.zero.refusals import refuse_threads, refuse_transforms
+from shardbook.zero.scheduler import Scheduler, clear_away
 from shardbook.zero.unit import Unit
-from shardbook.zero.views import refuse_views
+from shardbook.zero.whole_parameter import refuse_writes
 
 __all__ = ["Hooks"]
 
@@ -83,7 +82,7 @@ class Use:
 
     :param start: the number of the first node that autograd makes in this forward pass
     :param inputs: the nodes that made the inputs
-    :param computed: [the versions of the parameters](stale_backward.py#Computed) that
+    :param computed: [the versions of the parameters](optimizer_guard.py#Computed) that
         the forward pass computed with
     :param pair: [the hooks](demand.py#Pair) through which autograd saves tensors in
         this forward pass
@@ -100,7 +99,7 @@ class Hooks:
 
     :param unit: the unit to gather, free and reduce
     :param module: the module whose forward and backward passes decide when
-    :param conductor: [the conductor](conductor.py#Conductor) of the model's units,
+    :param scheduler: [the scheduler](scheduler.py#Scheduler) of the model's units,
         which learns of each moment
     :param parts: modules inside `module` that hold parameters of the unit and may be
         called directly
@@ -110,20 +109,20 @@ class Hooks:
         self,
         unit: Unit,
         module: nn.Module,
-        conductor: Conductor,
+        scheduler: Scheduler,
         parts: Iterable[nn.Module] = (),
     ) -> None:
         self.unit = unit
         self.module = module
-        self.conductor = conductor
-        conductor.add(self)
+        self.scheduler = scheduler
+        scheduler.add(self)
         # The number of forward passes that still expect a backward pass. If a layer is
         # used twice, the count is 2, and the gradients are reduced once, after both
         # have been added up.
         self.expected = 0
         # The use whose backward pass has begun and not yet ended, and whether the
         # unit's gradients are still to be reduced.
-        self.in_backward: Use | None = None
+        self.backward_use: Use | None = None
         # The use whose forward pass has ended last.
         self.last: Use | None = None
         self.owes = False
@@ -140,12 +139,12 @@ class Hooks:
         after = not_compiled(self.after_forward)
         # Whether the units that come next in the backward pass are still to be
         # prefetched. The hooks refer to this object weakly, as [those of the
-        # gradients](gradients.py#FlatWithGradients) do.
-        self.due = False
-        arrive = partial(Hooks.arrive, weakref.proxy(self))
+        # gradients](flat.py#Flat) do.
+        self.to_prefetch = False
+        stored = partial(Hooks.gradient_stored, weakref.proxy(self))
         for flat in unit.trainable:
             for index in range(len(flat.whole)):
-                flat.after_gradient(index, arrive)
+                flat.after_gradient(index, stored)
         for part in self.parts:
             part.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
             # An exception in `forward` must not leave the unit whole. Otherwise the
@@ -155,7 +154,7 @@ class Hooks:
         for part in {module, *(site.module for site in unit.sites)}:
             refuse_copies_of(part)
         for flat in unit.flats:
-            flat.driver = weakref.ref(self)
+            flat.hooks = weakref.ref(self)
 
     def before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Gather the unit, and set the hooks that announce the end of its backward
@@ -173,17 +172,18 @@ class Hooks:
         """
         refuse_transforms(self.unit.name)
         use = Use(next_number())
-        clear_away(self, interrupted=self.uses.begin(use))
-        if not in_backward():
-            refuse_threads(self.conductor, self.unit.name)
-        if len(self.uses) > 1:
+        if interrupted := self.uses.begin(use):
+            clear_away(self, interrupted)
+        if not in_backward() and self.scheduler.thread != get_ident():
+            refuse_threads(self.scheduler, self.unit.name)
+        if len(self.uses.calls) > 1:
             # The call is inside another one of the module, which has gathered already.
             return
-        self.conductor.forward_begins(self.unit)
-        self.unit.compiled = any(map(is_compiled, self.inside))
+        self.scheduler.forward_begins(self.unit)
+        self.unit.compiled = is_compiled(*self.inside)
         self.unit.wait()
         self.unit.show()
-        self.conductor.forward_began(self.unit)
+        self.scheduler.forward_began(self.unit)
         if torch.is_grad_enabled():
             for value in tensors_in((args, kwargs)):
                 node = value.grad_fn
@@ -209,18 +209,23 @@ class Hooks:
         use = self.uses.end()
         if use is None:
             return output
-        take_away(use.pair)
+        if use.pair is not None:
+            take_away(use.pair)
         # A hook of an input must not refer to that input's node. The circle would keep
         # the graph in memory forever, because Python's garbage collector cannot see it.
         inputs, use.inputs = use.inputs, set()
-        if self.uses or self.in_backward is not None:
+        if self.uses.calls or self.backward_use is not None:
             return output
-        output = map_tensors(partial(self.result, inputs), output)
+        if isinstance(output, Tensor):
+            output = self.result(inputs, output)
+        else:
+            output = map_tensors(partial(self.result, inputs), output)
         self.unit.free()
         given = args, output
-        kept = refuse_views(self.unit, self.module, self.conductor.modules, given)
+        kept = refuse_views(self.unit, self.module, self.scheduler.modules, given)
         for flat in self.unit.flats:
-            refuse_writes(flat, self.unit.name)
+            if flat.writes.found:
+                refuse_writes(flat, self.unit.name)
         # The hook is set on the output's node, where it runs after the hooks of the
         # output tensor. That tensor may be the next unit's input. Then the next unit
         # ends its backward pass before this unit begins its own.
@@ -230,7 +235,10 @@ class Hooks:
         for node in results:
             number = number_of(node)
             node.register_prehook(partial(self.before_backward, use, number))
-        self.announce(use, kept, results)
+        nodes = {t.grad_fn for t in kept if t.grad_fn} - results
+        others = [node for node in nodes if number_of(node) >= use.start]
+        if others:
+            self.announce(use, others)
         # A forward pass inside a backward pass is a recomputation. Usually the
         # forward pass that it repeats has been counted. Under reentrant checkpointing
         # it has not, because that pass ran without gradients, so the recomputation is
@@ -240,52 +248,42 @@ class Hooks:
         if results and not (recomputed and self.expected):
             self.expected += 1
             if not recomputed:
-                self.conductor.forward_ended(self.unit)
+                self.scheduler.forward_ended(self.unit)
         return output
 
-    def announce(self, use: Use, kept: Iterable[Tensor], results: set[Any]) -> None:
+    def announce(self, use: Use, others: Iterable[Any]) -> None:
         """Gather the unit before the backward pass of a tensor that its modules keep.
 
         A module may keep the result of an `autograd.Function`, which has taken a view
         of a weight [past the hooks of saved tensors](demand.py).
 
-        :param kept: the tensors in the attributes of the modules
-        :param results: the nodes of the module's results, which have their hooks
+        :param others: the nodes of these tensors that this use has made, without those
+            of the module's results, which have their hooks
         """
         # A strong reference would close a circle from the module's attribute over the
         # graph to the module, which Python's garbage collector cannot see.
         reach = partial(Hooks.before_backward, weakref.proxy(self), use)
-        for node in {t.grad_fn for t in kept if t.grad_fn} - results:
-            number = number_of(node)
-            if number >= use.start:
-                node.register_prehook(partial(reach, number))
+        for node in others:
+            node.register_prehook(partial(reach, number_of(node)))
 
-    def before_backward(self, use: Use, number: int, gradients: Any) -> None:
-        """Gather the unit again before its backward pass.
+    @machinery
+    def before_backward(self, use: Use, number: int, *_: Any) -> None:
+        """Gather the unit again before its backward pass, which has reached one of its
+        uses.
 
         If the module has several outputs, the first one that receives a gradient
         gathers the unit, and the others find it whole.
 
         :param use: the use that made the output
         :param number: the number of the node that is about to run
-        :raises RuntimeError: as [`reach`](#Hooks.reach) does
-        """
-        self.reach(use, number)
-
-    @machinery()
-    def reach(self, use: Use, number: int) -> None:
-        """Make the unit whole, because the backward pass has reached one of its uses.
-
-        :param use: the use
-        :param number: the number of the node that runs
         :raises RuntimeError: if the backward pass [would compute with other
-            weights](stale_backward.py) than the forward pass did
+            weights](optimizer_guard.py) than the forward pass did
         """
         use.computed.refuse_others(self.unit)
-        self.conductor.open(self, number)
-        self.in_backward = use
+        self.scheduler.open(self, number)
+        self.backward_use = use
         self.owes = True
-        self.due = True
+        self.to_prefetch = True
         self.unit.wait()
         # Autograd has saved the views that it needs of the parameters. But a
         # checkpointed part inside the module is recomputed from the modules'
@@ -293,56 +291,30 @@ class Hooks:
         self.unit.show()
 
     def reach_again(self) -> bool:
-        """Make the unit whole for a read of [a freed parameter](whole_form.py#Freed).
+        """Make the unit whole for a read of [a freed parameter](whole_parameter.py#Freed).
 
         :returns: whether this is a backward pass, in which the unit may be gathered
         """
         if not in_backward() or self.last is None:
             return False
-        self.reach(self.last, number_now())
+        self.before_backward(self.last, number_now())
         return True
 
-    @machinery()
-    def arrive(self, *_: Tensor) -> None:
+    @machinery
+    def gradient_stored(self, *_: Tensor) -> None:
         """Act on a gradient of a parameter that has just been stored.
 
         No hook may have announced this gradient, for example that of a sum of the
         weights outside of the module. Then the exchange is due at the end of the
         backward pass.
         """
-        if self.in_backward is None and not self.owes:
-            self.conductor.open(self, YOUNGEST)
+        if self.backward_use is None and not self.owes:
+            self.scheduler.open(self, YOUNGEST)
             self.owes = True
-        self.look_ahead()
+        if self.to_prefetch:
+            self.scheduler.backward_began(self)
 
-    def look_ahead(self) -> None:
-        """Prefetch the units that come next, once this unit has stored its first
-        gradient.
-
-        Before that moment the memory holds the gradients of outputs beside those of
-        parameters, and for a large last layer it is at its highest. One more unit would
-        raise this peak. A unit that stores no gradient prefetches when its own backward
-        pass ends.
-        """
-        if self.due:
-            self.due = False
-            self.conductor.backward_began(self.unit)
-
-    def older(self, number: int) -> None:
-        """End this unit's backward pass, if all of its nodes are younger than a given
-        one.
-
-        Suppose three layers read the same input. The gradient of that input is complete
-        only when the last of the three has run, and until then all three units would
-        stay whole. But when the backward pass reaches a node that is older than all
-        nodes of a layer, this layer has ended, so its unit is freed here.
-
-        :param number: the number of the node that is about to run
-        """
-        if self.in_backward is not None and self.in_backward.start > number:
-            self.after_backward(self.in_backward)
-
-    @machinery()
+    @machinery
     def after_backward(self, use: Use, *_: Any) -> None:
         """Free the unit and, if it expects no more backward passes, reduce its
         gradients.
@@ -355,19 +327,16 @@ class Hooks:
 
         :param use: the use whose input gradient is complete
         """
-        if self.in_backward is not use:
+        if self.backward_use is not use:
             return
-        self.in_backward = None
-        self.look_ahead()
+        self.backward_use = None
+        if self.to_prefetch:
+            self.scheduler.backward_began(self)
         self.unit.free()
         self.expected = max(0, self.expected - 1)
         if self.expected == 0:
-            self.reduce()
-
-    def reduce(self) -> None:
-        """Hand the unit's gradients to the conductor, which exchanges them."""
-        self.owes = False
-        self.conductor.reduce(self.unit)
+            self.owes = False
+            self.scheduler.reduce(self.unit)
 
     def close(self) -> None:
         """Finish the unit at the end of the whole backward pass, if `after_backward`
@@ -382,16 +351,17 @@ class Hooks:
         rank the layer may have skipped all of its parameters, so that no gradient
         arrived there. The other ranks would wait for it.
         """
-        self.in_backward = None
-        self.due = False
+        self.backward_use = None
+        self.to_prefetch = False
         self.expected = 0
         # A backward pass may run inside the forward pass of the same unit. Then the
         # unit stays whole for the rest of that forward pass.
         self.uses.forget_interrupted()
-        if not self.uses:
+        if not self.uses.calls:
             self.unit.free()
         if self.owes:
-            self.reduce()
+            self.owes = False
+            self.scheduler.reduce(self.unit)
 
     # sidelit: depth A module that returns a parameter, or an input as it came.
 

@@ -40,11 +40,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardbook.foundations.agreement import Disagreement
-from shardbook.foundations.collectives import world
-from shardbook.foundations.groups import Groups
+from shardbook.foundations.collectives import Groups, world
 from shardbook.foundations.torch_private import as_plain, storage_id, tree_leaves
-from shardbook.parameters.flat import flat_of
-from shardbook.zero.conductor import conductor_of
+from shardbook.zero.flat import flat_of
+from shardbook.zero.scheduler import scheduler_of
 from shardbook.zero.unit import State, Unit
 
 __all__ = [
@@ -139,11 +138,11 @@ def rank0_only(model: nn.Module) -> Iterator[None]:
     :param model: a model that was sharded
     :raises ValueError: if the model is not sharded
     """
-    conductor = conductor_of(model)
-    rank, _ = world(conductor.order.group)
+    scheduler = scheduler_of(model)
+    rank, _ = world(scheduler.order.group)
     # A block inside another one must not end the outer one, so each removes only the
     # units that it added.
-    added = {unit for unit in conductor.drivers if rank > 0} - spared
+    added = {unit for unit in scheduler.units if rank > 0} - spared
     spared.update(added)
     try:
         yield
@@ -171,11 +170,11 @@ def load_from_rank0(
     :raises RuntimeError: on every rank, if the dictionary does not fit; some units may
         have new values by then
     """
-    conductor = conductor_of(model)
-    group = conductor.order.group
+    scheduler = scheduler_of(model)
+    group = scheduler.order.group
     first = world(group)[0] == 0
     wrong: str | None = None
-    loading.update(conductor.drivers)
+    loading.update(scheduler.units)
     try:
         given = state_dict if first and state_dict is not None else {}
         model.load_state_dict(given, strict=strict and first)
@@ -184,12 +183,12 @@ def load_from_rank0(
             raise
         wrong = str(error)
     finally:
-        loading.difference_update(conductor.drivers)
+        loading.difference_update(scheduler.units)
     said = [wrong]
     dist.broadcast_object_list(said, group=group, group_src=0)
     if said[0] is not None:
         raise RuntimeError(said[0])
-    groups = next(iter(conductor.drivers)).groups
+    groups = next(iter(scheduler.units)).groups
     for buffer in model.buffers():
         copy_buffer(buffer, groups)
 
@@ -212,7 +211,7 @@ def copy_buffer(buffer: Tensor, groups: Groups) -> None:
 
 def refuse_in_block(unit: Unit) -> None:
     """Raise an error if a unit to be saved or loaded is kept whole by [a block](whole.py)."""
-    if unit.held:
+    if unit.pins:
         raise RuntimeError(
             f"{unit.name} is whole for a block; leave whole(model) before "
             "state_dict() or load_state_dict()"
@@ -232,7 +231,7 @@ def names_alone(
         key = prefix + site.attribute
         flat = flat_of(site.parameter)
         if site.module is part and key in found and flat is not None and flat.sliced:
-            whole = unit.counterpart[id(site.parameter)]
+            whole = unit.counterpart[site.parameter]
             nothing = torch.empty(whole.shape, dtype=whole.dtype, device="meta")
             found[key] = nothing.as_subclass(Named)
             found[key].refuse = partial(refuse_part, unit, part)
@@ -344,10 +343,7 @@ PATIENCE = timedelta(seconds=5)
 def refuse_assigned(unit: Unit) -> None:
     """Raise an error if `load_state_dict` has replaced parameters instead of copying into them."""
     for site in unit.sites:
-        if (
-            getattr(site.module, site.attribute)
-            is not unit.counterpart[id(site.parameter)]
-        ):
+        if getattr(site.module, site.attribute) is not unit.counterpart[site.parameter]:
             raise RuntimeError(
                 f"{site.name} was replaced, not loaded; "
                 "call load_state_dict without assign=True"

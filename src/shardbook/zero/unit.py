@@ -9,15 +9,16 @@ how much of a unit each rank keeps between two uses, and when the average is tak
 Stages 1 to 3 are those of the [ZeRO paper](bib:rajbhandari2020zero). Stage 0 is plain
 data parallelism, and has its number from DeepSpeed:
 
-| stage | a rank keeps its part of | chapter |
-|---|---|---|
-| 0 | nothing; it keeps everything whole | [replicate](replicate.py) |
-| 1 | the optimizer's state | [zero1](zero1.py) |
-| 2 | the optimizer's state and the gradients | [zero2](zero2.py) |
-| 3 | the optimizer's state, the gradients and the parameters | [zero3](zero3.py) |
+| stage | a rank keeps its part of |
+|---|---|
+| 0 | nothing; it keeps everything whole |
+| 1 | the optimizer's state |
+| 2 | the optimizer's state and the gradients |
+| 3 | the optimizer's state, the gradients and the parameters |
 
-This chapter holds what the stages have in common: the three states of a unit, the steps
-from one state to the next, and the exchange of the gradients. A unit becomes whole by
+This chapter holds the three states of a unit, the steps from one state to the next, and
+the exchange of the gradients. [At its end](#Stage) stand the stages, each of which
+splits one thing more than the one before. A unit becomes whole by
 *gathering* and gives the memory back by *freeing*; FSDP calls these two steps *unshard*
 and *reshard*. [The hooks of a layer](hooks.py) decide when the steps are taken.
 
@@ -30,7 +31,7 @@ have 68 on both ranks together:
 |---|---|---|
 | `full` | $P_u = N_d S_u$ | the whole vector, in the dtype of the computation |
 | `whole` | $\Psi_u$ together | the parameters in their original shapes, as views into `full` |
-| `shard` | $S_u$; in stage 0 $P_u$ | the part of the vector that this rank [keeps](masters.py) |
+| `shard` | $S_u$; in stage 0 $P_u$ | the part of the vector that this rank [keeps](flat.py) |
 | `parameters` | those of `shard` without padding | the model's own parameters, as views into `shard` |
 | `grad_full` | $P_u$ | this rank's gradients, laid out like `full` |
 | `sending` | $P_u$ | the same gradients while they are exchanged |
@@ -46,7 +47,7 @@ $$\mathrm{full} = \mathrm{shard}_0 \,\Vert\, \mathrm{shard}_1 \,\Vert \cdots \Ve
 $$\mathrm{mean}_r = \frac{1}{N_d} \sum_{k=0}^{N_d-1} \mathrm{grad\_full}_k[\,rS_u : (r+1)S_u\,]$$
 
 A mesh of two dimensions holds several copies of the model. There the ranks of one copy
-average first, and that mean is then averaged [over the copies](groups.py#Groups.mean).
+average first, and that mean is then averaged [over the copies](collectives.py#Groups.mean).
 In stage 0 every rank keeps the whole vector and receives the whole mean. A parameter
 that no rank has used in a step [keeps the gradient `None`](unused.py). [The
 layout](layout.py) adds padding so that $N_d$ divides $P_u$ and every parameter begins
@@ -58,35 +59,41 @@ at an aligned address. Hence $P_u \ge \Psi_u$.
 :notation $P_u$: `padded`, the length of the flat vector with its padding
 :notation $S_u$: `shard_numel`, the length of one rank's part of it
 :notation $r$: `rank`, the number of one rank
+:notation $P_{os}$: the paper's name for this stage
+:notation $P_{os+g}$: the paper's name for this stage
+:notation $P_{os+g+p}$: the paper's name for this stage
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar
+from itertools import chain
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from shardbook.foundations.collectives import world
+from shardbook.foundations.collectives import Groups, Mean, all_gather, world
 from shardbook.foundations.exchange_order import Order
-from shardbook.foundations.groups import Groups
-from shardbook.foundations.labels import label
-from shardbook.foundations.layout import plan, shares_storage
+from shardbook.foundations.hook_context import label
+from shardbook.foundations.layout import plan
 from shardbook.foundations.streams import compute_stream, give_back, streams
-from shardbook.guards.optimizer_guard import register_guard
-from shardbook.guards.unowned import refuse_replaced_in
-from shardbook.parameters.access import guard_again, guard_slices
-from shardbook.parameters.flat import Flat
-from shardbook.parameters.gradients import FlatWithGradients
-from shardbook.parameters.masters import dtypes_of
-from shardbook.parameters.parameter_sites import Site
-from shardbook.parameters.policy import Policy
-from shardbook.parameters.whole_form import set_class
+from shardbook.foundations.torch_private import Versions, as_plain, shares_storage
+from shardbook.zero.access import guard_slices
+from shardbook.zero.flat import Flat, resize
+from shardbook.zero.offload import move_out
+from shardbook.zero.optimizer_guard import register_guard
+from shardbook.zero.parameter_sites import Site, dtypes_of
+from shardbook.zero.policy import Policy
+from shardbook.zero.refusals import refuse_replaced_in
+from shardbook.zero.whole_parameter import Freed, Whole, set_class
 
-__all__ = ["State", "Unit"]
+if TYPE_CHECKING:
+    from shardbook.zero.unused import Usage
+
+__all__ = ["BUNDLE", "STAGES", "Bundle", "Stage", "State", "Unit", "bundles"]
 
 
 class State(Enum):
@@ -102,13 +109,14 @@ class State(Enum):
     WHOLE = "`full` is complete, and may be computed with"
 
 
-class Unit(ABC):
+class Unit:
     """The parameters of one unit, and the transitions between its states.
 
+    :param stage: what the ranks split between them, [0 to 3](#Stage)
     :param name: the unit's name in messages, such as `the block layers.0`
     :param sites: [the places of its parameters](parameter_sites.py#Site) in the model,
         in the order of the flat vector
-    :param groups: [the ranks](groups.py#Groups) that share the unit
+    :param groups: [the ranks](collectives.py#Groups) that share the unit
     :param policy: [the dtypes](policy.py#Policy) in which the unit computes and
         exchanges
     :param order: [the check](exchange_order.py#Order) that all ranks issue the same
@@ -118,13 +126,9 @@ class Unit(ABC):
         rank](layout.py#uncut_offsets)
     """
 
-    # `reduces_early` is true in stages that exchange the gradients as soon as the
-    # unit's own backward pass ends.
-    stage: ClassVar[int]
-    reduces_early: ClassVar[bool]
-
     def __init__(
         self,
+        stage: int,
         name: str,
         sites: Sequence[Site],
         *,
@@ -134,19 +138,25 @@ class Unit(ABC):
         synchronize: bool = True,
         uncut: Container[str] = (),
     ) -> None:
+        self.stage = stage
+        self.splits = STAGES[stage]
         self.name = name
         self.sites = tuple(sites)
         self.groups = groups
         self.order = order
         self.state = State.SHARDED
+        # The dictionaries of parameters of the modules, for each site.
+        self.owners: list[dict[str, nn.Parameter | None]] = []
+        # Whether `full` holds the values of the current parameters.
+        self.fresh = False
         # Whether the modules hold the whole parameters at this moment.
         self.shown = False
-        # Whether the unit computes with [the masters themselves](masters.py).
+        # Whether the unit computes with [the masters themselves](flat.py).
         self.precise = False
         # Whether a compiler runs a module of the unit.
         self.compiled = False
         # The number of blocks that [keep the unit whole](whole.py) now.
-        self.held = 0
+        self.pins = 0
         self.rank, world_size = world(groups.shards)
         # A unit can hold several flat vectors, [one for each kind of
         # parameter](layout.py#plan): a frozen parameter needs no gradient, and a 16-bit
@@ -154,7 +164,7 @@ class Unit(ABC):
         named = {site.name: site.parameter for site in self.sites}
         dtypes = dtypes_of(policy, self.sites)
         self.flats = tuple(
-            FlatWithGradients(layout, named, policy)
+            Flat(layout, named, policy)
             for layout in plan(named.items(), world_size, groups.copies, dtypes, uncut)
         )
         for flat in self.flats:
@@ -163,81 +173,65 @@ class Unit(ABC):
             self.keep(flat)
             flat.order = order
             guard_slices(flat, name)
-        # The unit's exchanges run on [two streams](streams.py) of their own.
-        self.device = torch.get_device_module(self.flats[0].device)
-        self.gather_stream, self.reduce_stream = streams(self.flats[0].device)
+        # The vectors whose parameters can be trained, [now or later](whole_parameter.py).
+        # Only these ever have a gradient.
+        self.trainable = tuple(flat for flat in self.flats if flat.learns)
+        # The vectors that are filled before each use: those of which a rank keeps a
+        # part, and those that are stored in [another dtype or place](flat.py) than
+        # modules compute with. Stage 0 without a policy has none.
+        self.filled = tuple(f for f in self.flats if f.sliced or f.converts)
+        self.parted = tuple(flat for flat in self.flats if flat.sliced)
+        # The vectors whose masters have another dtype than modules compute in.
+        self.narrowed = tuple(flat for flat in self.flats if flat.narrowed)
+        # The work around the exchanges runs on [two streams](streams.py) of its own.
+        self.home = self.flats[0].device
+        self.device = torch.get_device_module(self.home)
+        self.gather_stream, self.reduce_stream = streams(self.home)
         # The record of the parameters that [any rank has used](unused.py). It is kept
         # only where a unit needs it as soon as its mean gradients have arrived.
-        self.usage: Any = None
+        self.usage: Usage | None = None
+        # The name under which its gradients were exchanged last.
+        self.exchanged_as = name
         # Functions to call each time the mean gradients have arrived.
         self.after_reduce: list[Callable[[Unit], None]] = []
         register_guard()
 
-    @abstractmethod
     def keep(self, flat: Flat) -> None:
-        """Choose the part of a flat vector that this rank keeps between uses."""
+        """Choose the part of a flat vector that this rank keeps between uses.
 
-    @abstractmethod
-    def fetch(self) -> None:
-        """Start to fill `full` with the shards of the other ranks."""
-
-    @abstractmethod
-    def arrive(self) -> None:
-        """Wait until `full` is filled."""
-
-    @abstractmethod
-    def empty(self) -> None:
-        """Give back the memory that need not be kept between uses."""
-
-    @abstractmethod
-    def kept_mean(self, flat: FlatWithGradients, piece: Tensor) -> Tensor:
-        """The part of the mean gradient that this rank keeps.
-
-        :param piece: the piece of the mean that belongs to this rank, in one dimension
+        In stages 1 and 2 a frozen parameter has no optimizer state that could be split.
+        It stays whole and is not exchanged, unless it [is trained
+        later](whole_parameter.py). In stage 3 frozen parameters are split, too, since
+        they take as much memory as others. There the part gets a vector of its own,
+        because `full` is emptied.
         """
+        trained = self.splits.optimizer and flat.layout.trainable
+        if not (trained or self.splits.parameters):
+            flat.keep_whole()
+            return
+        flat.keep_part(self.rank, apart=self.splits.parameters)
+        if self.splits.parameters:
+            resize(flat.full, 0)
+            set_class(flat.whole, Freed)
 
-    @abstractmethod
-    def expire(self) -> None:
-        """Make the next `gather` fetch the parameters again."""
+    @property
+    def pending(self) -> tuple[Flat, ...]:
+        """The flat vectors whose gradients are to be exchanged next."""
+        return tuple(flat for flat in self.trainable if flat.pending)
 
-    def compute_stream(self) -> Any:
-        """The current stream of the device, ordered [after the previous
-        one](streams.py#compute_stream).
-        """
-        return compute_stream(self.flats[0].device)
+    @property
+    def counterpart(self) -> dict[nn.Parameter, nn.Parameter]:
+        """From a parameter of the model to its counterpart in `whole`."""
+        return {
+            parameter: whole
+            for flat in self.flats
+            for parameter, whole in zip(flat.parameters, flat.whole, strict=True)
+        }
 
     @property
     def nbytes(self) -> int:
         """The bytes of the whole unit in the dtype of `full`, padding included."""
         return sum(flat.layout.padded * flat.full.itemsize for flat in self.flats)
-
-    @property
-    def trainable(self) -> tuple[FlatWithGradients, ...]:
-        """The flat vectors whose parameters can be trained, [now or
-        later](freezing.py). Only these vectors ever have a gradient.
-        """
-        return tuple(flat for flat in self.flats if flat.learns)
-
-    @property
-    def due(self) -> tuple[FlatWithGradients, ...]:
-        """The flat vectors whose gradients are to be exchanged next."""
-        return tuple(flat for flat in self.trainable if flat.due)
-
-    def expect_gradients(self) -> None:
-        """Mark the trained vectors as due for an exchange, because the unit's backward
-        pass has ended.
-        """
-        for flat in self.trainable:
-            flat.due = flat.due or flat.trains
-
-    @property
-    def counterpart(self) -> dict[int, nn.Parameter]:
-        """From a parameter of the model to its counterpart in `whole`."""
-        return {
-            id(parameter): whole
-            for flat in self.flats
-            for parameter, whole in zip(flat.parameters, flat.whole, strict=True)
-        }
 
     def gather(self) -> None:
         """Start to make the unit whole; `SHARDED` becomes `GATHERING`.
@@ -247,20 +241,66 @@ class Unit(ABC):
         """
         if self.state is not State.SHARDED:
             return
-        for flat in self.flats:
-            guard_again(flat)
-        refuse_replaced_in(self)
+        self.owners = refuse_replaced_in(self)
         with label("gather", self.name):
-            self.fetch()
+            if self.filled and not self.fresh:
+                self.fetch()
         self.state = State.GATHERING
+
+    def fetch(self) -> None:
+        """Start to fill `full`: copy the masters into it, and gather the other ranks'
+        parts.
+
+        In stage 3 its memory is allocated first, on the compute stream. The allocator
+        hands out a block at once, although an earlier computation that is queued on
+        this stream may still read it. For work on the same stream that is safe, because
+        a stream keeps its order.
+        """
+        if self.splits.parameters:
+            for flat in self.flats:
+                resize(flat.full, flat.layout.padded)
+        if self.parted:
+            self.order.before("gather", self.name, self.sites[0].name)
+        # The gather stream must wait for the compute stream, for two reasons. First,
+        # the optimizer's last write to the shard is queued there. Without this wait the
+        # other ranks would receive the weights of the step before, and no error would
+        # be raised. Second, an earlier computation may still read the memory that the
+        # gather overwrites.
+        self.gather_stream.wait_stream(compute_stream(self.home))
+        with self.device.stream(self.gather_stream):
+            for flat in self.filled:
+                piece = flat.piece() if flat.converts else flat.shard
+                if flat.sliced:
+                    flat.gathering = all_gather(
+                        flat.full, piece, group=self.groups.shards
+                    )
 
     def wait(self) -> None:
         """Wait until the unit is whole; its state becomes `WHOLE`."""
         self.gather()
         if self.state is State.GATHERING:
             with label("wait for", self.name):
-                self.arrive()
+                if self.filled and not self.fresh:
+                    self.finish_fetch()
+                self.fresh = True
+                if self.splits.parameters:
+                    for flat in self.flats:
+                        set_class(flat.whole, Whole)
             self.state = State.WHOLE
+
+    def finish_fetch(self) -> None:
+        """Wait until `full` is filled."""
+        # The backend runs its exchanges on a stream of its own, and the gather stream
+        # waits for that stream here. On gloo and a CPU there are no streams, so this
+        # thread waits until the bytes have arrived.
+        with self.device.stream(self.gather_stream):
+            for flat in self.parted:
+                assert flat.gathering is not None
+                self.order.watch(flat.gathering.works)
+                flat.gathering.wait()
+        # Without this wait the computation could start on a vector that is still being
+        # filled.
+        compute_stream(self.home).wait_stream(self.gather_stream)
 
     def show(self, whole: bool = True) -> None:
         """Put the whole parameters into the modules, or put the model's own parameters
@@ -279,10 +319,17 @@ class Unit(ABC):
                 set_class(flat.whole, nn.Parameter)
             flat.use(whole)
         counterpart = self.counterpart if whole else {}
-        # Tied sites name one parameter. They get the same counterpart, so they stay
-        # tied.
-        for site in self.sites:
-            site.put(counterpart.get(id(site.parameter), site.parameter))
+        for site, own in zip(self.sites, self.owners, strict=True):
+            # Tied sites name one parameter. They get the same counterpart, so they stay
+            # tied.
+            parameter = counterpart.get(site.parameter, site.parameter)
+            # In a plain module it is enough to change the dictionary of parameters. A
+            # module with a `__setattr__` of its own, such as a recurrent layer, must see
+            # the change, or it would compute with the old parameter.
+            if type(site.module).__setattr__ is nn.Module.__setattr__:
+                own[site.attribute] = parameter
+            else:
+                setattr(site.module, site.attribute, parameter)
 
     def free(self) -> None:
         """Give back the memory that need not be kept; the unit becomes `SHARDED`.
@@ -290,7 +337,7 @@ class Unit(ABC):
         In every stage the modules get the model's own parameters back. So an optimizer
         that reads `model.parameters()` gets the parameters that it can train.
         """
-        if self.held:
+        if self.pins:
             return
         self.show(False)
         if self.state is State.SHARDED:
@@ -301,9 +348,39 @@ class Unit(ABC):
         self.wait()
         with label("free", self.name):
             self.empty()
-            give_back(self.flats[0].device)
+            give_back(self.home)
         self.state = State.SHARDED
-        self.switch(self.precise)
+        if self.narrowed:
+            self.switch(self.precise)
+
+    def empty(self) -> None:
+        """Free the memory that need not be kept between uses. Only stage 3 has any.
+
+        Dropping the reference to the vector would free nothing, because the autograd
+        graph keeps views of it for the backward pass. Shrinking the storage under those
+        views to zero bytes frees it. When the unit is gathered again, the same storage
+        grows again, and the graph's views show the parameters as before.
+
+        DeepSpeed instead points each parameter at a tensor with one element. This frees
+        the memory only if the graph has no view of it, such as a transposed weight.
+        """
+        if self.splits.parameters:
+            for flat in self.flats:
+                set_class(flat.whole, Freed)
+                resize(flat.full, 0)
+            self.fresh = False
+
+    def expire(self) -> None:
+        """Fill `full` again before the next use, because ranks may have stepped.
+
+        A rank cannot see the other ranks' steps. Suppose it kept the gathered
+        parameters until its own optimizer steps. It would then compute with old weights
+        whenever another rank steps alone. So every forward pass of the model gathers,
+        and only the backward pass after it relies on the same parameters.
+        [Micro-batches](accumulate.py) whose gradients are not exchanged are the
+        exception.
+        """
+        self.fresh = False
 
     def reduce(self) -> None:
         """Start to exchange the gradients for their mean.
@@ -314,24 +391,24 @@ class Unit(ABC):
 
         :raises RuntimeError: if the last exchange of this unit is not finished
         """
-        if not self.due:
+        pending = self.pending
+        if not pending:
             return
-        if any(flat.reducing is not None for flat in self.due):
+        self.exchanged_as = self.name
+        if any(flat.reducing is not None for flat in pending):
             raise RuntimeError(f"{self.name} is being reduced; finish that first")
         with label("reduce", self.name):
-            # Stage 0 is left out, because there the ranks have already
-            # [compared](unused.py) the vectors that they are about to send.
-            if self.stage:
-                self.order.before("reduce", self.name, self.sites[0].name)
-            for flat in self.due:
+            self.announce_exchange()
+            for flat in pending:
                 flat.send()
             # The compute stream writes the gradients. Without this wait the exchange
             # may start before the last gradient is written, and the other ranks receive
             # a vector that is half old.
-            self.reduce_stream.wait_stream(self.compute_stream())
+            self.reduce_stream.wait_stream(compute_stream(self.home))
             with self.device.stream(self.reduce_stream):
-                for flat in self.due:
-                    flat.reduce(self.groups)
+                for flat in pending:
+                    assert flat.sending is not None
+                    flat.reducing = self.groups.mean(flat.sending)
 
     def finish_reduce(self) -> None:
         """Wait for the mean, and add it to the gradients of the model's parameters."""
@@ -342,7 +419,7 @@ class Unit(ABC):
         """Wait for the exchange under way, then start the next one or store the mean.
 
         In stages 1 to 3 on one copy of the model, a mean needs a single exchange. With
-        several copies [it needs more](groups.py#Groups.mean), and each call of
+        several copies [it needs more](collectives.py#Groups.mean), and each call of
         `advance` starts the next. When none is left, the mean is added to the gradients
         of the model's parameters.
 
@@ -353,55 +430,99 @@ class Unit(ABC):
         """
         due = [(flat, flat.reducing) for flat in self.trainable if flat.reducing]
         # The exchanges between copies are a part of the common order, too.
-        if due and (following := due[0][1].following):
-            self.order.before(following, self.name, self.sites[0].name)
+        if due and due[0][1].later:
+            self.order.before(due[0][1].later[0], self.name, self.sites[0].name)
         with label("wait for the mean of", self.name):
             for flat, mean in due:
                 # The reduce stream allocates the sum. The allocator may give it the
                 # block of an earlier mean that the compute stream still reads, so the
                 # reduce stream waits first.
-                self.reduce_stream.wait_stream(self.compute_stream())
+                self.reduce_stream.wait_stream(compute_stream(self.home))
                 with self.device.stream(self.reduce_stream):
                     self.order.watch(mean.works)
                     piece = mean.advance()
-                    if piece is not None:
-                        piece = flat.brought_home(self.kept_mean(flat, piece))
+                    if piece is not None and not flat.sliced:
+                        piece = self.whole_mean(flat, piece)
+                    if piece is not None and flat.offloaded:
+                        piece = move_out(piece)
                 # Without this wait the optimizer could read the mean before it is
                 # complete, and the memory of `sending` could be used again while the
                 # exchange still reads it.
-                self.compute_stream().wait_stream(self.reduce_stream)
+                compute_stream(self.home).wait_stream(self.reduce_stream)
                 if piece is None:
                     flat.sent()
                 else:
                     flat.receive(piece)
-        give_back(self.flats[0].device)
+        give_back(self.home)
         if any(flat.reducing for flat, _ in due):
             return True
+        if due:
+            self.mean_arrived()
+        return False
+
+    def announce_exchange(self) -> None:
+        """Check [the common order](exchange_order.py) before the gradients are sent.
+
+        Stage 0 is left out, because there the ranks have already [compared](unused.py)
+        the vectors that they are about to send.
+        """
+        if self.stage:
+            self.order.before("reduce", self.name, self.sites[0].name)
+
+    def mean_arrived(self) -> None:
+        """Act on the means of the gradients, which are stored now."""
         if self.usage is not None:
             self.usage.settle([self])
             self.usage = None
-        for act in self.after_reduce if due else ():
+        for act in self.after_reduce:
             act(self)
-        return False
+
+    @property
+    def kind(self) -> tuple[torch.dtype, ...] | None:
+        """What units must have in common to be exchanged [together](#Bundle): the dtypes of
+        one exchange. `None` for a unit that is exchanged by itself.
+        """
+        dtypes = {flat.sends_in for flat in self.pending}
+        alone = self.splits.gradients or self.after_reduce or len(dtypes) != 1
+        # A vector that was frozen when the model was sharded is not cut in stage 1.
+        whole = any(flat.sliced is not self.splits.optimizer for flat in self.pending)
+        return None if alone or whole else tuple(dtypes)
+
+    def whole_mean(self, flat: Flat, piece: Tensor) -> Tensor:
+        """The whole mean gradient, gathered from the ranks' pieces.
+
+        A rank that keeps its part of the vector needs only its own piece of the mean,
+        which is what the reduce-scatter left. In stage 0, and for a vector that was
+        frozen when the model was sharded and is [trained later](whole_parameter.py),
+        every rank needs the whole mean. So it gathers the pieces, which is the second
+        half of the all-reduce. The vector that was sent is no longer needed, so it
+        receives the mean.
+
+        :param piece: the piece of the mean that belongs to this rank, in one dimension
+        """
+        assert flat.sending is not None
+        all_gather(flat.sending, piece, group=self.groups.shards).wait()
+        # A thread of the backend may refer to that vector a little longer. The gradient
+        # gets memory of its own, which is free as soon as `zero_grad` drops the
+        # gradient.
+        return flat.sending.clone()
 
     # sidelit: depth Parameters changed between two passes, full precision, unused parameters, freed views.
 
     @property
     def version(self) -> int:
         """A number that grows each time the model's own parameters are changed."""
-        return sum(flat.version for flat in self.flats)
-
-    @property
-    def computes_in(self) -> tuple[torch.dtype, ...]:
-        """The dtype of each flat vector while the unit is whole."""
-        return tuple(flat.full.dtype for flat in self.flats)
+        parameters = chain.from_iterable(flat.parameters for flat in self.flats)
+        with as_plain():
+            writes = sum(Versions(*parameters))
+        return writes + sum(flat.changes for flat in self.flats)
 
     def switch(self, precise: bool) -> None:
         """Choose the dtype of the next gather: the masters' dtype, or the policy's.
 
-        :param precise: whether `full` takes the dtype of [the masters](masters.py)
+        :param precise: whether `full` takes the dtype of [the masters](flat.py)
         """
-        if sum(flat.switch(precise) for flat in self.flats):
+        if sum(flat.switch(precise) for flat in self.narrowed):
             self.empty()
             self.expire()
 
@@ -420,3 +541,259 @@ class Unit(ABC):
         """Whether a tensor is a view into `full`, whose memory is freed with the unit."""
         strided = tensor.layout is torch.strided
         return strided and any(shares_storage(tensor, flat.full) for flat in self.flats)
+
+
+# ## Small units exchange together
+#
+# > In stages 0 and 1 neighbouring units of few parameters send their gradients in one exchange.
+#
+# An exchange of a few kilobytes takes as long as one of a few hundred, because most of its
+# time goes into starting it. A model of 64 small layers would start 64 exchanges at the end
+# of a backward pass. So units whose gradients are exchanged at that moment are taken
+# together, as long as they fit into `BUNDLE` bytes. A larger unit is exchanged by itself, and
+# so is each unit in stages 2 and 3, where [it is exchanged while the next one
+# computes](scheduler.py#Scheduler.reduce).
+#
+# A reduce-scatter leaves rank $r$ the $r$-th piece of a vector. So the vector of a bundle has
+# the $r$-th pieces of all its units side by side. Each element is added up over the ranks as
+# before, in the same order, and each rank sends the same number of bytes. The vectors of
+# PyTorch's `DistributedDataParallel`, its *buckets*, have 25 MB for the same reason.
+
+
+class Bundle:
+    """Some units whose gradients are exchanged together.
+
+    :param units: the units, all of one stage and one policy, in the order in which their
+        gradients would be exchanged
+    """
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self.units = units
+        self.lead = units[0]
+        self.name = f"{self.lead.name} and {len(units) - 1} more"
+        self.flats = [flat for unit in units for flat in unit.pending]
+        self.mean: Mean | None = None
+        # The vector that is exchanged.
+        self.rows = self.flats[0].full.new_empty(0)
+        for unit in units:
+            unit.exchanged_as = self.name
+
+    def reduce(self) -> None:
+        """Start to exchange the gradients, as [`Unit.reduce`](#Unit.reduce) does."""
+        lead, ranks = self.lead, self.flats[0].layout.world_size
+        with label("reduce", self.name):
+            for unit in self.units:
+                unit.announce_exchange()
+            for flat in self.flats:
+                flat.send()
+            sent = [flat.sending for flat in self.flats if flat.sending is not None]
+            rows = torch.cat([each.view(ranks, -1) for each in sent], dim=1)
+            self.rows = rows.view(-1)
+            # Otherwise the gradients would exist twice during the exchange.
+            for each in sent:
+                resize(each, 0)
+            lead.reduce_stream.wait_stream(compute_stream(lead.home))
+            with lead.device.stream(lead.reduce_stream):
+                self.mean = lead.groups.mean(self.rows)
+        for flat in self.flats:
+            flat.reducing = self.mean
+
+    def advance(self) -> bool:
+        """Wait for the exchange under way, as [`Unit.advance`](#Unit.advance) does."""
+        lead, mean = self.lead, self.mean
+        assert mean is not None
+        if mean.later:
+            lead.order.before(mean.later[0], lead.name, lead.sites[0].name)
+        with label("wait for the mean of", self.name):
+            # What the compute stream read of the bundle before has been waited for when this
+            # exchange was started.
+            with lead.device.stream(lead.reduce_stream):
+                lead.order.watch(mean.works)
+                piece = mean.advance()
+                if piece is not None and not lead.splits.optimizer:
+                    # The vector that was sent is no longer needed, so it receives the
+                    # whole mean.
+                    group = lead.groups.shards
+                    all_gather(self.rows, piece, group=group).wait()
+            compute_stream(lead.home).wait_stream(lead.reduce_stream)
+            if piece is not None:
+                for flat, part in zip(self.flats, self.parts(piece), strict=True):
+                    flat.receive(move_out(part) if flat.offloaded else part)
+            resize(self.rows, 0)
+        give_back(lead.home)
+        if piece is None:
+            return True
+        for unit in self.units:
+            unit.mean_arrived()
+        return False
+
+    def parts(self, piece: Tensor) -> Iterator[Tensor]:
+        """The part of the mean that each vector receives, in memory of its own.
+
+        :param piece: this rank's pieces of the mean, side by side
+        """
+        sizes = [flat.layout.shard_numel for flat in self.flats]
+        if self.lead.splits.optimizer:
+            resize(self.rows, 0)
+            yield from (part.clone() for part in piece.split(sizes))
+            return
+        rows = self.rows.view(self.flats[0].layout.world_size, -1)
+        for part in rows.split(sizes, dim=1):
+            yield part.clone(memory_format=torch.contiguous_format).view(-1)
+
+
+# The most bytes of gradients that are exchanged together. To send so many takes about as
+# long as to start an exchange.
+BUNDLE = 2**18
+
+
+def bundles(units: Iterable[Unit]) -> list[list[Unit]]:
+    """Cut units into groups whose gradients are exchanged together, in the same order."""
+    groups: list[list[Unit]] = []
+    room, kind = 0, None
+    for unit in units:
+        nbytes = sum(
+            flat.layout.padded * flat.sends_in.itemsize for flat in unit.pending
+        )
+        room -= nbytes
+        before, kind = kind, unit.kind
+        if room < 0 or kind is None or kind != before:
+            groups.append([])
+            room = BUNDLE - nbytes
+        groups[-1].append(unit)
+    return groups
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What the ranks split between them, instead of keeping it whole on each.
+
+    :param optimizer: the parameters that the optimizer trains, and its state for them
+    :param gradients: the mean gradients, which are exchanged [as soon as the unit's own
+        backward pass ends](scheduler.py#Scheduler.reduce)
+    :param parameters: the parameters between two uses
+    """
+
+    optimizer: bool = False
+    gradients: bool = False
+    parameters: bool = False
+
+
+# ## Stage 0: every rank keeps everything
+#
+# > Plain data parallelism: each rank stores the whole model, and the ranks average their gradients.
+#
+# Every rank holds the whole model and computes with its own data. After the backward pass
+# the ranks average their gradients. Since all of them then take the same step, their
+# models stay equal.
+#
+# The ranks of stage 0 need not run the same units. In the other stages they must, because
+# each gather needs all ranks, but in stage 0 nothing is gathered. So each rank may drop
+# layers of its own. At the end of the backward pass the ranks [compare which units any of
+# them has used](unused.py).
+#
+# Stage 0 saves no memory. With AdamW in FP32 a rank stores 16 bytes for each parameter: 4
+# for the parameter, 4 for its gradient, and 8 for the two moments of the optimizer. With
+# 64 ranks the same 16 bytes are stored 64 times. The next three stages split one of these
+# terms after the other.
+#
+# An average over all ranks costs one all-reduce of the gradients. For each unit, a rank
+# sends
+#
+# $$2\,P_u\,\frac{N_d - 1}{N_d}$$
+#
+# elements.
+REPLICATED = Stage()
+
+# ## Stage 1: the optimizer's state is split
+#
+# > Each rank updates its own part of the parameters, and gathers the updated parts of the other ranks.
+#
+# An optimizer such as AdamW stores two numbers for each parameter, which are needed only
+# where that parameter is updated. So each rank updates $1/N_d$ of a unit, and stores the
+# optimizer's state for this part alone. The table counts the bytes of a unit in FP32,
+# without a policy. Gradients are counted at the end of the backward pass, where they take
+# the most memory:
+#
+# | | parameters | gradients | AdamW |
+# |---|---|---|---|
+# | stage 0 | $4\,\Psi_u$ | $4\,\Psi_u$ | $8\,\Psi_u$ |
+# | stage 1 | $4\,\Psi_u$ | $4\,\Psi_u$ | $8\,\Psi_u / N_d$ |
+#
+# In FP32 a training step of stage 1 sends exactly as many bytes as one of stage 0. [Stage
+# 0](unit.py) averages the gradients in two halves: a reduce-scatter, which leaves
+# each rank its piece of the mean, and an all-gather of the pieces. A rank that updates
+# only its own part needs only its own piece of the mean. So stage 1 leaves the second
+# half out, and gathers the updated *parameters* instead, which are just as many elements.
+#
+# Stage 1 sends more in two cases. [A policy](forecast.py) may let gradients travel in
+# fewer bytes than parameters. And a forward pass without a backward pass, as in an
+# evaluation, gathers the parameters here, while stage 0 sends nothing.
+#
+# The optimizer stays as it is. `model.parameters()` gives it this rank's slices, and it
+# updates these.
+#
+# :figure: stage_homes
+#
+# Source: [ZeRO](bib:rajbhandari2020zero), stage 1 ($P_{os}$).
+ZERO1 = Stage(optimizer=True)
+
+# ## Stage 2: the gradients are split
+#
+# > Each unit's gradients are exchanged as soon as they are complete, and a rank keeps its piece of the mean.
+#
+# [Stage 1](unit.py) needs only its piece of the mean gradient, but keeps all gradients
+# until the end of the backward pass. That is not necessary, because the backward pass
+# computes them one unit after the other. In stage 2 each unit's gradients are exchanged
+# when its own backward pass has ended, while the next unit computes:
+#
+# | | parameters | gradients | AdamW |
+# |---|---|---|---|
+# | stage 1 | $4\,\Psi_u$ | $4\,\Psi_u$ | $8\,\Psi_u / N_d$ |
+# | stage 2 | $4\,\Psi_u$ | $4\,\Psi_u / N_d$ | $8\,\Psi_u / N_d$ |
+#
+# Stage 2 sends the same bytes as stage 1, at an earlier time. In a chain of units at most
+# two hold a whole vector of gradients at any moment: one unit computes its gradients, and
+# those of another are on their way. A unit around the chain, such as an embedding that is
+# also the output layer, is used at both ends and keeps its vector during the whole
+# backward pass. The exchange hides behind the computation of the next unit, if that
+# computation takes at least as long.
+#
+# A program that adds up the gradients of several micro-batches has a choice. It can
+# exchange the gradients of each micro-batch, and store only its pieces of the sum. Or it
+# can keep whole gradients under [`no_sync`](accumulate.py#no_sync) and exchange them
+# once, but then stage 2 saves no memory.
+#
+# Source: [ZeRO](bib:rajbhandari2020zero), stage 2 ($P_{os+g}$).
+ZERO2 = Stage(optimizer=True, gradients=True)
+
+# ## Stage 3: the parameters are split
+#
+# > A rank stores its part of each unit, and holds a whole unit only while the unit
+# > computes.
+#
+# [Stage 2](unit.py) has split everything but the parameters themselves, and with 64
+# ranks they are most of what is left. A parameter is used twice in a step: in the forward
+# pass of its unit and in the backward pass. For the rest of the step the other ranks'
+# parts need not be stored:
+#
+# | | parameters | gradients | AdamW |
+# |---|---|---|---|
+# | stage 2 | $4\,\Psi_u$ | $4\,\Psi_u / N_d$ | $8\,\Psi_u / N_d$ |
+# | stage 3 | $4\,\Psi_u / N_d$ | $4\,\Psi_u / N_d$ | $8\,\Psi_u / N_d$ |
+#
+# So before each use the unit allocates `full`, and after the use it frees `full`. This
+# time the saving has a price. The parameters that were freed after the forward pass must
+# be gathered again for the backward pass. In a step a rank sends for each unit
+#
+# $$3\,P_u\,\frac{N_d - 1}{N_d}$$
+#
+# elements: two all-gathers and one reduce-scatter. The other stages send two thirds of
+# that.
+#
+# :figure: bytes_over_a_step
+#
+# Source: [ZeRO](bib:rajbhandari2020zero), stage 3 ($P_{os+g+p}$).
+ZERO3 = Stage(optimizer=True, gradients=True, parameters=True)
+
+STAGES = (REPLICATED, ZERO1, ZERO2, ZERO3)

@@ -24,12 +24,12 @@ small all-reduce at the end of the backward pass. A transformer block of 7 milli
 values in 12 parameters then costs 48 bytes beside the 28 million bytes of its
 gradients. A rank that has used all of its parameters, as is usual, does not wait for
 the answer on the host. The exception is a step whose gradients [have
-waited](waiting.py) in earlier micro-batches.
+waited](flat.py) in earlier micro-batches.
 
-If [each unit steps by itself](step_in_backward.py), the answer is needed as soon as the
+If [each unit steps by itself](accumulate.py), the answer is needed as soon as the
 unit's mean has arrived. Then each unit sends its own numbers.
 
-[Stage 0](replicate.py) sends the numbers before the gradients, and always reads the
+[Stage 0](unit.py) sends the numbers before the gradients, and always reads the
 answer. In stage 0 nothing is gathered, so a rank may run units that another rank skips,
 in any order. The answer names the units that any rank has used. Every rank then
 exchanges these units in the order of the model. So each rank may drop layers at random.
@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, groupby
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from zlib import crc32
 
 import torch
@@ -49,11 +49,13 @@ import torch.distributed as dist
 
 from shardbook.foundations.collectives import all_reduce_max, world
 from shardbook.foundations.exchange_order import Order
-from shardbook.parameters.flat import Flat, resize
-from shardbook.parameters.gradients import FlatWithGradients
-from shardbook.parameters.host import host_memory
-from shardbook.parameters.waiting import CHANGED, refuse_changed
+from shardbook.zero.flat import Flat, resize
+from shardbook.zero.offload import host_memory
 from shardbook.zero.unit import Unit
+
+if TYPE_CHECKING:
+    from shardbook.zero.scheduler import Scheduler
+from shardbook.zero.waiting import CHANGED, refuse_changed
 
 __all__ = ["Usage"]
 
@@ -67,14 +69,14 @@ class Usage:
     together.
 
     :param units: the same units on every rank, in the same order
-    :param conductor: [the conductor](conductor.py#Conductor) of these units
+    :param scheduler: [the scheduler](scheduler.py#Scheduler) of these units
     """
 
-    def __init__(self, units: Sequence[Unit], conductor: Any) -> None:
+    def __init__(self, units: Sequence[Unit], scheduler: Scheduler) -> None:
         self.units = units
-        self.order = conductor.order
-        self.zero = conductor.unused_get_zero
-        self.waited = conductor.waited
+        self.order = scheduler.order
+        self.zero = scheduler.unused_get_zero
+        self.waited = scheduler.waited
         # In stage 0 a rank may have used a unit that another has skipped, so there the
         # ranks compare everything. In the other stages they have used the same units.
         self.everything = bool(units) and units[0].stage == 0
@@ -83,7 +85,7 @@ class Usage:
         flats = [
             flat
             for unit in units
-            for flat in (unit.trainable if self.everything else unit.due)
+            for flat in (unit.trainable if self.everything else unit.pending)
         ]
         # The index of the first number of each vector. In stage 0 two other numbers
         # come before them.
@@ -93,7 +95,7 @@ class Usage:
             self.send()
 
     @classmethod
-    def at_the_end(cls, conductor: Any) -> Usage:
+    def at_the_end(cls, scheduler: Scheduler) -> Usage:
         """Compare the units of a backward pass at its end, except those that have
         compared for themselves.
 
@@ -101,21 +103,21 @@ class Usage:
         """
         late = [
             unit
-            for unit in dict.fromkeys([*conductor.late, *conductor.kept])
-            if unit not in conductor.exchanged
+            for unit in dict.fromkeys([*scheduler.late, *scheduler.kept])
+            if unit not in scheduler.exchanged
         ]
         units = [
-            unit for unit in [*conductor.exchanged, *late] if not unit.after_reduce
+            unit for unit in [*scheduler.exchanged, *late] if not unit.after_reduce
         ]
-        replicated = [unit for unit in conductor.drivers if unit.stage == 0]
-        usage = cls(replicated or units, conductor)
+        replicated = [unit for unit in scheduler.units if unit.stage == 0]
+        usage = cls(replicated or units, scheduler)
         usage.late = usage.used_by_any() if replicated else late
         return usage
 
     def send(self) -> None:
         """Start the exchange of one number for each parameter.
 
-        [The number](#number_of) says whether this rank has used the parameter, and, if
+        [The number](#numbers_to_send) says whether this rank has used the parameter, and, if
         it has not, whether the parameter's vector is due for an exchange.
         """
         some = next(iter(self.starts))
@@ -125,13 +127,13 @@ class Usage:
             steps = steps_taken(self.starts)
             numbers = [steps, -steps]
         else:
-            self.order.before(
-                "compare", f"the used parameters of {self.named()}", first
-            )
+            names = [unit.name for unit in self.units if unit.pending]
+            units = ", ".join(names) if len(names) < 6 else in_short(names)
+            self.order.before("compare", f"the used parameters of {units}", first)
             numbers = []
         for flat in self.starts:
             flat.note_use()
-            numbers += [number_of(flat, i) for i in range(len(flat.parameters))]
+            numbers += numbers_to_send(flat)
         # Zeros are added so that all pieces have the same size and every rank sends the
         # same number of bytes.
         numbers += [0] * (-len(numbers) % (2 * world(self.order.group)[1]))
@@ -157,20 +159,7 @@ class Usage:
                 start = stop
             self.pending = all_reduce_max(self.numbers, group=self.order.group)
 
-    def named(self) -> str:
-        """The units that compare, as words of a message.
-
-        A rank may have left out a unit that another has used. Their vectors would have
-        different lengths, so the ranks agree on the units first. Of many units the text
-        has two names, and a checksum of all.
-        """
-        names = [unit.name for unit in self.units if unit.due]
-        if len(names) < 6:
-            return ", ".join(names)
-        digest = crc32("\n".join(names).encode())
-        return f"{names[0]}, {names[1]} and {len(names) - 2} more units ({digest:08x})"
-
-    def arrive(self) -> None:
+    def wait(self) -> None:
         """Wait until the largest numbers have arrived; on a GPU only the stream waits."""
         self.order.watch(self.pending.works)
         unit = self.units[0]
@@ -180,7 +169,7 @@ class Usage:
     def read(self) -> list[int]:
         """The largest number of all ranks for each parameter; on a GPU the host waits for it."""
         if self.answer is None:
-            self.arrive()
+            self.wait()
             unit = self.units[0]
             with unit.device.stream(unit.gather_stream):
                 answer = host_memory(self.numbers)
@@ -188,7 +177,7 @@ class Usage:
             self.answer = answer.tolist()
         return self.answer
 
-    def numbers_of(self, flat: FlatWithGradients) -> list[int]:
+    def numbers_of(self, flat: Flat) -> list[int]:
         """The part of the answer that belongs to one vector."""
         start = self.starts[flat]
         return self.read()[start : start + len(flat.parameters)]
@@ -205,8 +194,8 @@ class Usage:
             refuse_other_steps(self.starts, self.order)
         self.refuse_changes()
         for flat in self.starts:
-            flat.due = max(self.numbers_of(flat)) != NOT_DUE
-        late = [unit for unit in self.units if unit.due]
+            flat.pending = max(self.numbers_of(flat)) != NOT_DUE
+        late = [unit for unit in self.units if unit.pending]
         for unit in late:
             unit.usage = self
         return late
@@ -217,13 +206,15 @@ class Usage:
         :param units: the units to settle; all by default
         """
         chosen = self.units if units is None else units
-        flats = [flat for unit in chosen for flat in unit.due if flat in self.starts]
+        flats = [
+            flat for unit in chosen for flat in unit.pending if flat in self.starts
+        ]
         if not flats:
             return
         if self.waited:
             self.refuse_changes()
         # Without this wait the memory of the numbers could be used again too early.
-        self.arrive()
+        self.wait()
         for flat in flats:
             numbers = self.numbers_of(flat) if flat.unsure else ()
             flat.decide([i for i, each in enumerate(numbers) if each == USED])
@@ -242,13 +233,21 @@ class Usage:
             refuse_changed(names, self.numbers_of(flat))
 
 
-def number_of(flat: FlatWithGradients, index: int) -> int:
-    """The number that this rank sends for a parameter; the largest of all ranks counts."""
-    if index in flat.changed:
-        return CHANGED
-    if index in flat.used:
-        return USED
-    return DUE if flat.due else NOT_DUE
+def in_short(names: Sequence[str]) -> str:
+    """Many units that compare, as words of a message: two names, and a checksum of all.
+
+    A rank may have left out a unit that another has used. Their vectors would have
+    different lengths, so the ranks agree on the units first.
+    """
+    digest = crc32("\n".join(names).encode())
+    return f"{names[0]}, {names[1]} and {len(names) - 2} more units ({digest:08x})"
+
+
+def numbers_to_send(flat: Flat) -> list[int]:
+    """The number that this rank sends for each parameter; the largest of all ranks counts."""
+    known = {**dict.fromkeys(flat.used, USED), **dict.fromkeys(flat.changed, CHANGED)}
+    unused = DUE if flat.pending else NOT_DUE
+    return [known.get(index, unused) for index in range(len(flat.parameters))]
 
 
 # sidelit: depth Ranks in stage 0 whose optimizers have not stepped equally often.

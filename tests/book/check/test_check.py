@@ -13,13 +13,10 @@ import torch
 
 import ranks
 from book.check.scripts import CLEAN, FAULTS, line_of, right, script, wrong
-from shardbook.check.between_ranks import BetweenRanks
-from shardbook.check.checked_run import check
-from shardbook.check.diagnosis import Diagnosis
-from shardbook.check.findings import Finding, joined
-from shardbook.check.place import Place
-from shardbook.check.stream_recorder import Recorder
-from shardbook.check.watch_bytes import Row
+from shardbook.check.checked_run import Diagnosis, check
+from shardbook.check.race_recorder import Recorder
+from shardbook.check.watch_memory import Row
+from shardbook.check.watches import BetweenRanks, Finding, Place, joined
 from tiers import rows
 
 Page = dict[str, Any]

@@ -16,11 +16,19 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from shardbook.checkpointing import saved_tensors
-from shardbook.checkpointing.budget import cheapest, least, worth_having
-from shardbook.checkpointing.costs import Chain, Layer, SavedBytes, measure
-from shardbook.checkpointing.flops import FlopCounter
-from shardbook.checkpointing.plans import Plan, evaluate
-from shardbook.checkpointing.sequential import Span, cut
+from shardbook.checkpointing.budget import (
+    Chain,
+    FlopCounter,
+    Layer,
+    Plan,
+    SavedBytes,
+    cheapest,
+    evaluate,
+    least,
+    measure,
+    worth_having,
+)
+from shardbook.checkpointing.checkpointing import Span, cut
 from shardbook.models.gpt import GPT, Config, loss
 
 

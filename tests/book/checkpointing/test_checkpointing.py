@@ -52,20 +52,20 @@ def blocks() -> nn.Sequential:
 
 def gathers_of(run: Callable[[], None]) -> dict[str, int]:
     """How often each unit fetches its parameters while something runs."""
-    from shardbook.zero.zero3 import Zero3
+    from shardbook.zero.unit import Unit
 
     fetched: dict[str, int] = {}
-    original = Zero3.fetch
+    original = Unit.fetch
 
-    def fetch(unit: Zero3) -> None:
+    def fetch(unit: Unit) -> None:
         fetched[unit.name] = fetched.get(unit.name, 0) + 1
         original(unit)
 
-    Zero3.fetch = fetch  # type: ignore[method-assign]
+    Unit.fetch = fetch  # type: ignore[method-assign]
     try:
         run()
     finally:
-        Zero3.fetch = original  # type: ignore[method-assign]
+        Unit.fetch = original  # type: ignore[method-assign]
     return fetched
 
 

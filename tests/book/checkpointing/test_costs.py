@@ -11,9 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
-from shardbook.checkpointing.costs import Chain, Layer, SavedBytes, measure
-from shardbook.checkpointing.flops import FlopCounter, attention_backward_flops, flops_of, prices
-from shardbook.foundations.torch_versions import since
+from shardbook.checkpointing.budget import (
+    Chain,
+    FlopCounter,
+    Layer,
+    SavedBytes,
+    attention_backward_flops,
+    flops_of,
+    measure,
+    prices,
+)
+from shardbook.foundations.torch_private import since
 from shardbook.models.gpt import GPT, Block, Config
 
 

@@ -18,13 +18,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardbook.checkpointing.determinism import LEVELS, CheckpointError, Record, compare
-from shardbook.checkpointing.operations import (
+from shardbook.checkpointing.determinism import (
+    LEVELS,
     MACHINERY,
     ODD,
     PIECE,
+    CheckpointError,
     Log,
     Operation,
+    Record,
+    compare,
     digest,
     mix,
     part,

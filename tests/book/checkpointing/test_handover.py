@@ -12,19 +12,17 @@ import torch
 from torch import Tensor
 
 from shardbook import checkpoint
-from shardbook.check.stream_device import device
-from shardbook.check.stream_events import COMPUTE, Trace
-from shardbook.check.stream_recorder import Recorder
-from shardbook.check.stream_replay import races
-from shardbook.checkpointing import handover
+from shardbook.check.race_recorder import Recorder, device
+from shardbook.check.race_replay import COMPUTE, Trace, races
+from shardbook.checkpointing import arguments
 from shardbook.foundations import rng
 
 
 def line_of(text: str) -> str:
     """Where a line of the chapter stands, as the checker names it."""
-    lines = Path(inspect.getfile(handover)).read_text("utf-8").splitlines()
+    lines = Path(inspect.getfile(arguments)).read_text("utf-8").splitlines()
     (number,) = [number for number, line in enumerate(lines, 1) if text in line]
-    return f"handover.py:{number}"
+    return f"arguments.py:{number}"
 
 
 def two_branches() -> Trace:
@@ -66,12 +64,12 @@ def test_a_tensor_is_waited_for_on_another_stream_than_the_recomputation_s() -> 
 
 
 def test_the_memory_of_a_tensor_is_not_given_away_while_another_stream_reads_it() -> None:
-    with patch.object(handover.Ready, "hand_over", waits_only):
+    with patch.object(arguments.Ready, "hand_over", waits_only):
         found = races(two_branches())
     assert any("fill_" in str(race) for race in found), found
 
 
-def waits_only(ready: handover.Ready, tensor: Tensor) -> Tensor:
+def waits_only(ready: arguments.Ready, tensor: Tensor) -> Tensor:
     """What the chapter does, without telling the allocator."""
     for stream, done in ready.moments.values():
         current = device.current_stream("cpu")
@@ -81,7 +79,7 @@ def waits_only(ready: handover.Ready, tensor: Tensor) -> Tensor:
 
 
 def test_on_a_cpu_nothing_is_recorded() -> None:
-    ready = handover.Ready([torch.ones(2), torch.ones(2, device="meta")])
+    ready = arguments.Ready([torch.ones(2), torch.ones(2, device="meta")])
     assert ready.moments == {}
     tensor = torch.ones(1)
     assert ready.hand_over(tensor) is tensor

@@ -20,11 +20,10 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from shardbook.checkpointing import selective
-from shardbook.checkpointing.costs import SavedBytes
-from shardbook.checkpointing.flops import flops_of
+from shardbook.checkpointing.budget import SavedBytes, flops_of
 from shardbook.checkpointing.saved_tensors import checkpoint_saved
 from shardbook.checkpointing.selective import Keep, contexts
-from shardbook.foundations.torch_versions import since
+from shardbook.foundations.torch_private import since
 from shardbook.models.gpt import Block, Config
 
 aten = torch.ops.aten

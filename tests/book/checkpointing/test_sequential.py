@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from book.toys import assert_all_equal
-from shardbook.checkpointing.costs import SavedBytes
-from shardbook.checkpointing.flops import FlopCounter, flops_of
-from shardbook.checkpointing.sequential import Span, checkpoint_sequential, lengths, run
+from shardbook.checkpointing.budget import FlopCounter, SavedBytes, flops_of
+from shardbook.checkpointing.checkpointing import Span, checkpoint_sequential, lengths, run
 from shardbook.models.gpt import GPT, Config, loss
 
 Run = Callable[[nn.Sequential, Tensor], Tensor]

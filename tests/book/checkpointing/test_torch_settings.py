@@ -16,8 +16,8 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from book.checkpointing.test_saved_tensors import Count
 from shardbook import CheckpointError, checkpoint, checkpoint_module, checkpoint_sequential
+from shardbook.checkpointing.determinism import debug_in_force, early_stop_in_force
 from shardbook.checkpointing.selective import Keep, contexts
-from shardbook.checkpointing.torch_settings import debug_in_force, early_stop_in_force
 from shardbook.foundations.torch_private import group_in_force
 
 torch_checkpoint = partial(theirs.checkpoint, use_reentrant=False)

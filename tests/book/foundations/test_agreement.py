@@ -132,7 +132,7 @@ def test_ranks_that_differ_elsewhere_than_in_a_shape_do_not_hang(
 
 @pytest.mark.parametrize(
     "chapter",
-    ["foundations.agreement", "zero.construct", "zero.model", "zero.prefetch", "parameters.parameter_sites"],
+    ["foundations.agreement", "zero.construct", "zero.model", "zero.scheduler", "zero.parameter_sites"],
 )
 def test_the_examples_in_the_text(chapter: str) -> None:
     results = doctest.testmod(importlib.import_module(f"shardbook.{chapter}"))

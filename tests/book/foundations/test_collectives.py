@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 import ranks
-from shardbook.foundations import collectives, ledger
+from shardbook.foundations import collectives
 from shardbook.foundations.collectives import all_gather, all_reduce, broadcast, reduce_scatter_mean, world
-from shardbook.foundations.torch_versions import ALL_GATHER, REDUCE_SCATTER
+from shardbook.foundations.torch_private import ALL_GATHER, REDUCE_SCATTER
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 ANY = (*FLOATS, torch.int64, torch.int8, torch.bool, torch.complex64, torch.float8_e4m3fn)
@@ -69,7 +69,7 @@ def reduces_elsewhere() -> None:
     collectives._on_gloo = lambda tensor, group: False  # type: ignore[assignment]
     rank, size = world()
     for dtype in FLOATS:
-        with ledger.ledger() as book:
+        with collectives.ledger() as book:
             piece = reduce_scatter_mean(torch.full((4 * size,), 39936.0 + 512 * rank, dtype=dtype)).wait()
         assert same_bits(piece, torch.full((4,), 39936.0 + 256 * (size - 1)).to(dtype)), dtype
         assert book.total == (size - 1) * 4 * dtype.itemsize, (dtype, book.sent)
@@ -122,7 +122,7 @@ def orders() -> float:
 
 
 def empties() -> dict[str, int]:
-    with ledger.ledger() as book:
+    with collectives.ledger() as book:
         all_gather(torch.empty(0), torch.empty(0)).wait()
         assert reduce_scatter_mean(torch.empty(0)).wait().shape == (0,)
         broadcast(torch.empty(0, 3))
@@ -135,7 +135,7 @@ def alone() -> None:
     groups = [dist.new_group([rank]) for rank in range(2)]
     group, mine = groups[dist.get_rank()], dist.get_rank()
     names = (ALL_GATHER, REDUCE_SCATTER, "all_to_all_single", "all_reduce", "broadcast")
-    with pytest.MonkeyPatch.context() as patch, ledger.ledger() as book:
+    with pytest.MonkeyPatch.context() as patch, collectives.ledger() as book:
         for name in names:
             patch.setattr(dist, name, None)
         for on_gloo in (True, False):
@@ -227,7 +227,7 @@ def subgroup() -> None:
         return
     assert world(group) == (rank // 2, 2)
     tensor = torch.full((2,), float(rank))
-    with ledger.ledger() as book:
+    with collectives.ledger() as book:
         broadcast(tensor, source=1, group=group)
         assert tensor.tolist() == [3.0, 3.0]
         full = torch.zeros(2)
@@ -277,9 +277,9 @@ def mistakes() -> None:
 
 def books() -> None:
     """Ledgers nest, survive an error, and see the calls of other threads, where autograd runs its hooks."""
-    with ledger.ledger() as outer:
+    with collectives.ledger() as outer:
         all_reduce(torch.ones(2))
-        with contextlib.suppress(ZeroDivisionError), ledger.ledger() as inner:
+        with contextlib.suppress(ZeroDivisionError), collectives.ledger() as inner:
             thread = threading.Thread(target=all_reduce, args=(torch.ones(4),))
             thread.start()
             thread.join()
@@ -298,7 +298,7 @@ def books() -> None:
 
 def examples() -> int:
     tried = 0
-    for module in (collectives, ledger):
+    for module in (collectives, collectives):
         names = {"torch": torch, **vars(module)}
         result = doctest.testmod(module, extraglobs=names)
         assert result.failed == 0

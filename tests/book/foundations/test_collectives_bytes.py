@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 import loopback
 import ranks
-from shardbook.foundations.ledger import ledger, record, record_move
+from shardbook.foundations.collectives import ledger, record, record_move
 
 HEADER = 48  # gloo announces every message, and every wish to receive one, with a header of this size
 

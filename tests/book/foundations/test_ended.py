@@ -15,7 +15,7 @@ import torch.distributed as dist
 import ranks
 from book.toys import batch, chain, error
 from shardbook import Disagreement, shard
-from shardbook.foundations.ended import began, ended, machine, sign_in
+from shardbook.foundations.agreement import began, ended, machine, sign_in
 
 
 class Keys(dict[str, str]):

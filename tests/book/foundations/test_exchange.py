@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 import ranks
-from shardbook.foundations.exchange import exchange
-from shardbook.foundations.layout import shares_storage
+from shardbook.foundations.collectives import exchange
+from shardbook.foundations.torch_private import shares_storage
 
 SIZE = 5
 

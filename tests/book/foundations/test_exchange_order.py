@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from torch.distributed.distributed_c10d import _get_default_store
 
 import ranks
-from shardbook.foundations import steps as sentences
-from shardbook.foundations import store_rounds
+from shardbook.foundations import agreement
+from shardbook.foundations import agreement as sentences
 from shardbook.foundations.agreement import Disagreement
 from shardbook.foundations.collectives import all_gather
 from shardbook.foundations.exchange_order import Order
@@ -57,7 +57,7 @@ def play(order: Order, passes: Sequence[Pass], group: Any = None) -> list[str]:
             order.watch(pending.works)
             assert full.eq(value).all(), f"{unit} is mixed with another unit: {full}"
         if kind == "backward":
-            order.end()
+            order.before("end", "", "")
     return started
 
 
@@ -191,7 +191,7 @@ def free() -> None:
             order.before("gather", exchange, exchange)
             full = torch.empty(dist.get_world_size())
             order.watch(all_gather(full, torch.ones(1)).works)
-        order.end()
+        order.before("end", "", "")
 
 
 @pytest.mark.parametrize("backend", ["gloo", "fake"])
@@ -394,7 +394,7 @@ def one_has_finished() -> str:
     if dist.get_rank() == 1:
         return ""
     assert order.meeting is not None
-    order.meeting.limit = store_rounds.FAREWELL = timedelta(milliseconds=200)
+    order.meeting.limit = agreement.FAREWELL = timedelta(milliseconds=200)
     return refused(order, STEP)
 
 
@@ -470,7 +470,7 @@ def many_meet(count: int, late: list[int], minutes: float) -> list[str]:
     said = ["did not end"] * count
 
     def rank_main(rank: int) -> None:
-        one = store_rounds.Meeting(Waiting(store, begun), rank, count, timedelta(minutes=30))
+        one = agreement.Meeting(Waiting(store, begun), rank, count, timedelta(minutes=30))
         try:
             one.agree(0, sentences.Step("forward", 0, "gather", "A", "A.weight"), None)
             said[rank] = f"{one.rounds} round"
@@ -480,8 +480,8 @@ def many_meet(count: int, late: list[int], minutes: float) -> list[str]:
     threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(count)]
     early = [thread for rank, thread in enumerate(threads) if rank not in late]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store_rounds, "clock", lambda: now[0])
-        patch.setattr(store_rounds, "FAREWELL", timedelta(seconds=-1))
+        patch.setattr(agreement, "clock", lambda: now[0])
+        patch.setattr(agreement, "FAREWELL", timedelta(seconds=-1))
         for thread in early:
             thread.start()
         for _ in early:
@@ -510,7 +510,7 @@ def test_when_the_limit_is_over_all_ranks_name_those_that_have_not_come() -> Non
 
 def limits() -> list[float]:
     group = dist.new_group(timeout=timedelta(seconds=77))
-    return [store_rounds.Meeting.of(one).limit.total_seconds() for one in (group, dist.group.WORLD, None)]
+    return [agreement.Meeting.of(one).limit.total_seconds() for one in (group, dist.group.WORLD, None)]
 
 
 def test_the_limit_of_a_meeting_is_that_of_its_group() -> None:
@@ -524,7 +524,7 @@ def queue_all(order: Order, passes: Sequence[Pass]) -> None:
         for exchange in exchanges.split():
             order.before("reduce" if exchange[0] == "-" else "gather", exchange[-1], exchange)
         if kind == "backward":
-            order.end()
+            order.before("end", "", "")
     order.monitor.join()
     order.check()
 
@@ -579,7 +579,7 @@ class Interrupting(CountingStore):
 
 def interrupted() -> str:
     order = Order()
-    store_rounds.FAREWELL = timedelta(milliseconds=200)  # rank 0 has left and reads nothing
+    agreement.FAREWELL = timedelta(milliseconds=200)  # rank 0 has left and reads nothing
     assert order.meeting is not None
     if dist.get_rank() == 0:
         order.meeting.store = Interrupting(order.meeting.store)
@@ -672,9 +672,9 @@ def test_the_same_evaluation_one_step_later_is_another() -> None:
 def test_a_verdict_is_read_also_by_a_rank_that_is_not_at_odds() -> None:
     """Two ranks fall out ahead of a third, whose exchange then fails because they are gone."""
     store, step = dist.HashStore(), sentences.Step("forward", 0, "gather", "A", "A.weight")
-    second, third = (store_rounds.Meeting(store, rank, 2, timedelta(0)) for rank in (1, 2))
+    second, third = (agreement.Meeting(store, rank, 2, timedelta(0)) for rank in (1, 2))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store_rounds, "FAREWELL", timedelta(0))
+        patch.setattr(agreement, "FAREWELL", timedelta(0))
         with pytest.raises(Disagreement) as first:
             second.agree(5, step, None)
         with pytest.raises(Disagreement) as also:
@@ -722,7 +722,7 @@ def simulate(scripts: list[list[Pass]]) -> tuple[list[list[str]], list[str | Non
 
     def rank_main(rank: int) -> None:
         order = Order()
-        order.meeting = store_rounds.Meeting(store, rank, len(scripts), timedelta(seconds=60))
+        order.meeting = agreement.Meeting(store, rank, len(scripts), timedelta(seconds=60))
         order.blocks, order.glance = True, timedelta(milliseconds=1)
         try:
             for kind, exchanges in [*scripts[rank], LAST]:
@@ -737,7 +737,7 @@ def simulate(scripts: list[list[Pass]]) -> tuple[list[list[str]], list[str | Non
                     del works[:-1]
                 order.watch(works)  # type: ignore[arg-type]
                 if kind == "backward":
-                    order.end()
+                    order.before("end", "", "")
             said[rank] = None
         except Disagreement as error:
             said[rank] = str(error)

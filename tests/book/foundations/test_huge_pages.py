@@ -11,7 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ranks
-from shardbook.foundations import huge_pages
+from shardbook.foundations import streams
 
 Call = tuple[int, int, int]
 LARGE = 3 * 2**20
@@ -28,14 +28,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     def advice() -> Callable[[int, int, int], int]:
         return advise
 
-    monkeypatch.setattr(huge_pages, "advice", advice)
+    monkeypatch.setattr(streams, "advice", advice)
     monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 14, raising=False)
     return calls
 
 
 def test_the_request_covers_the_whole_pages_of_the_storage(asked: list[Call]) -> None:
     tensor = torch.empty(LARGE)
-    huge_pages.ask_for_large_pages(tensor[100:200])
+    streams.ask_for_large_pages(tensor[100:200])
     ((start, length, what),) = asked
     first = tensor.data_ptr()
     assert start % mmap.PAGESIZE == 0
@@ -45,42 +45,41 @@ def test_the_request_covers_the_whole_pages_of_the_storage(asked: list[Call]) ->
 
 
 def test_nothing_is_asked_for_what_is_small_or_has_no_memory(asked: list[Call]) -> None:
-    huge_pages.ask_for_large_pages(torch.empty(1000))
-    huge_pages.ask_for_large_pages(torch.empty(LARGE, device="meta"))
+    streams.ask_for_large_pages(torch.empty(1000))
+    streams.ask_for_large_pages(torch.empty(LARGE, device="meta"))
     with FakeTensorMode():
-        huge_pages.ask_for_large_pages(torch.empty(LARGE))
+        streams.ask_for_large_pages(torch.empty(LARGE))
     assert asked == []
 
 
 def test_the_system_s_answer_changes_no_value() -> None:
     tensor = torch.arange(LARGE)
-    huge_pages.ask_for_large_pages(tensor)
+    streams.ask_for_large_pages(tensor)
     assert torch.equal(tensor, torch.arange(LARGE))
     # A storage that was emptied and has grown again is asked for like a new one.
     tensor.untyped_storage().resize_(0)
     tensor.untyped_storage().resize_(8 * LARGE)
-    huge_pages.ask_for_large_pages(tensor)
+    streams.ask_for_large_pages(tensor)
     assert torch.equal(tensor.fill_(7), torch.full((LARGE,), 7))
 
 
 def test_a_system_without_large_pages_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
-    huge_pages.advice.cache_clear()
+    streams.advice.cache_clear()
     try:
-        assert huge_pages.advice() is None
-        huge_pages.ask_for_large_pages(torch.empty(LARGE))
+        assert streams.advice() is None
+        streams.ask_for_large_pages(torch.empty(LARGE))
     finally:
-        huge_pages.advice.cache_clear()
+        streams.advice.cache_clear()
 
 
 def whole_vectors() -> None:
     """What a step takes for the whole parameters and for the whole gradients of a unit."""
     from shardbook import shard
-    from shardbook.parameters import flat, gradients
+    from shardbook.zero import flat
 
     asked: list[int] = []
-    for module in (flat, gradients):
-        module.ask_for_large_pages = lambda tensor: asked.append(tensor.untyped_storage().nbytes())  # type: ignore[attr-defined]
+    flat.ask_for_large_pages = lambda tensor: asked.append(tensor.untyped_storage().nbytes())  # type: ignore[attr-defined]
     model = shard(nn.Linear(512, 512, bias=False))
     model(torch.ones(1, 512)).sum().backward()
     # Two gathers, one vector of gradients. Where nothing is left there is nothing to ask for.

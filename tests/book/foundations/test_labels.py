@@ -19,7 +19,8 @@ from torch.profiler import profile
 import ranks
 from shardbook import checkpoint, checkpoint_module, checkpoint_sequential, profiler_labels, shard
 from shardbook.checkpointing.arguments import name_of
-from shardbook.foundations.labels import label
+from shardbook.foundations import hook_context
+from shardbook.foundations.hook_context import label
 from shardbook.foundations.torch_private import TorchDispatchMode
 
 ACTIONS = ("gather", "wait for", "wait for the mean of", "free", "reduce", "recompute")
@@ -285,7 +286,7 @@ def test_without_a_profiler_a_label_does_nothing(traces: Any) -> None:
 def test_the_choice_is_true_or_false() -> None:
     with pytest.raises(TypeError, match=r"profiler_labels\(1\) is no choice; pass True or False"):
         profiler_labels(1)  # type: ignore[arg-type]
-    assert label.on
+    assert hook_context.Labelled.on
 
 
 def test_an_error_ends_its_label() -> None:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from shardbook.foundations.layout import ALIGN_BYTES, Layout, Slot, flatten, plan, shares_storage, views
+from shardbook.foundations.layout import ALIGN_BYTES, Layout, Slot, flatten, plan, views
+from shardbook.foundations.torch_private import shares_storage
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 DTYPES = (*FLOATS, torch.int64, torch.bool, torch.complex128)

@@ -15,8 +15,8 @@ import torch.distributed as dist
 import ranks
 from book.toys import batch, chain, error
 from shardbook import Disagreement, shard
-from shardbook.foundations.leaving import leave
-from shardbook.zero.conductor import conductor_of
+from shardbook.foundations.watchdog import leave
+from shardbook.zero.scheduler import scheduler_of
 from tiers import rows
 
 pytestmark = pytest.mark.full
@@ -30,7 +30,7 @@ def unequal_numbers(stage: int) -> str:
     warnings.simplefilter("ignore")
     rank = dist.get_rank()
     model = shard(chain(), stage=stage)
-    order = conductor_of(model).order
+    order = scheduler_of(model).order
     for step in range(2):
         error(model, batch(rank, step)).backward()
     if rank == 1:

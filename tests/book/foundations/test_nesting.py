@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardbook.foundations import nesting
-from shardbook.foundations.nesting import Nesting, calls_under_way, modules_called
+from shardbook.foundations import hook_context
+from shardbook.foundations.hook_context import Nesting, calls_under_way, modules_called
 
 
 class Runs(nn.Module):
@@ -60,17 +60,17 @@ def fail() -> None:
 def walked(act: Callable[[], Any]) -> int:
     """How often the stack is looked at."""
     walks = []
-    whole = nesting.frames_of
+    whole = hook_context.frame_of
 
     def counted(*args: Any) -> Any:
         walks.append(args)
         return whole(*args)
 
-    nesting.frames_of = counted
+    hook_context.frame_of = counted
     try:
         act()
     finally:
-        nesting.frames_of = whole
+        hook_context.frame_of = whole
     return len(walks)
 
 
@@ -327,7 +327,7 @@ def test_it_keeps_no_frame() -> None:
 
 WITH_COLLECTIONS = """
 import gc, threading
-from shardbook.foundations.nesting import frame_of
+from shardbook.foundations.hook_context import frame_of
 
 def finalizer(phase, info):
     # As a finalizer that waits for a thread: the collector lets another thread run.

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ranks
-from shardbook.checkpointing.autocast_state import AmbientAutocast, capture_autocast, device_types
 from shardbook.checkpointing.checkpointing import checkpoint
+from shardbook.checkpointing.segment import AmbientAutocast, capture_autocast, device_types
 from shardbook.foundations.rng import RNGState, capture
 
 

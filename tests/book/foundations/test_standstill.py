@@ -25,14 +25,11 @@ import ranks
 import shardbook
 from book.toys import batch, chain, error
 from shardbook import Disagreement, shard, standstill_after
-from shardbook.foundations import leaving, store_rounds
-from shardbook.foundations.ended import machine
+from shardbook.foundations import agreement, watchdog
+from shardbook.foundations.agreement import Meeting, Step, machine
 from shardbook.foundations.exchange_order import Order
-from shardbook.foundations.progress import Progress, in_library, line_of, stack_of
-from shardbook.foundations.standstill import Standstill, after
-from shardbook.foundations.steps import Step
-from shardbook.foundations.store_rounds import Meeting
-from shardbook.zero.conductor import conductor_of
+from shardbook.foundations.watchdog import Progress, Standstill, after, in_library, line_of, stack_of
+from shardbook.zero.scheduler import scheduler_of
 
 HERE = Path(__file__).name
 # What the log of a rank says that hangs in `next_batch`.
@@ -92,7 +89,7 @@ def hangs(steps: int) -> tuple[str, list[str]]:
 def test_a_rank_that_hangs_in_its_data_loader_is_named_and_names_the_line(steps: int) -> None:
     """In the first step rank 0 waits in a round through the store, in the third in an exchange."""
     (waits, first), (hung, second) = ranks.run(2, hangs, steps, timeout=60)
-    inside, ahead = ("exchange_order", 1) if steps else ("store_rounds", 0)
+    inside, ahead = ("exchange_order", 1) if steps else ("agreement", 0)
     head = re.match(
         r"rank 0 has waited for \d+ s, after (\d+) exchanges, for rank 1 to gather 0 \(param", waits
     )
@@ -234,7 +231,7 @@ def test_the_error_at_the_end_says_it_again() -> None:
 
 def one_is_killed(steps: int) -> None:
     """Nobody waits for a dead rank to read what has become of it."""
-    store_rounds.FAREWELL = leaving.FAREWELL = timedelta(hours=1)
+    agreement.FAREWELL = watchdog.FAREWELL = timedelta(hours=1)
     rank = dist.get_rank()
     model = shard(chain())
     for step in range(steps):
@@ -293,7 +290,7 @@ def test_a_rank_that_dies_with_the_store_is_no_riddle() -> None:
 def threads_end() -> list[bool]:
     standstill_after(0.1)
     model = shard(chain())
-    thread = conductor_of(model).order.monitor
+    thread = scheduler_of(model).order.monitor
     alive = [thread.is_alive()]
     del model
     gc.collect()

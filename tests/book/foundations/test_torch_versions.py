@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from packaging.specifiers import SpecifierSet
 
-from shardbook.foundations import torch_versions as versions
+from shardbook.foundations import torch_private as versions
 
 ROOT = Path(__file__).parents[3]
 BOOK = ROOT / "src" / "shardbook"
@@ -73,7 +73,7 @@ def test_no_other_module_asks_for_a_version() -> None:
         if re.search(r"torch\.__version__|TorchVersion|torch\.version\b", path.read_text("utf-8"))
     }
     # The first asks on behalf of this chapter, and the second prints the version in a lab.
-    assert asking == {"foundations/torch_versions.py", "__init__.py", "labs/first_cell.py"}
+    assert asking == {"foundations/torch_private.py", "__init__.py", "labs/notebook.py"}
 
 
 def test_the_names_are_those_that_do_not_warn() -> None:

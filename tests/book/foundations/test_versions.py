@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardbook.foundations.versions import Versions, writes_to
+from shardbook.foundations.torch_private import Versions, writes_to
 
 BOOK = Path(__file__).parents[3] / "src" / "shardbook"
 
@@ -146,4 +146,4 @@ def test_only_this_chapter_reads_the_count() -> None:
         if (isinstance(node, ast.Attribute) and node.attr == "_version")
         or (isinstance(node, ast.Constant) and node.value == "_version")
     }
-    assert found == {"foundations/versions.py"}
+    assert found == {"foundations/torch_private.py"}

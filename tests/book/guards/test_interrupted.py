@@ -337,7 +337,7 @@ def a_pass_around_the_one_that_fails() -> None:
 
 def zero_grad_in_a_block_of_whole_parameters() -> None:
     from shardbook import full_precision, shard, whole
-    from shardbook.parameters.policy import Policy
+    from shardbook.zero.policy import Policy
 
     for stage, policy in product(STAGES, (None, Policy(param_dtype=torch.bfloat16))):
         model = shard(chain(), stage=stage, policy=policy)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import ranks
-from shardbook.guards.optimizer_trial import Kind, options_of, refuse_unless_elementwise
+from shardbook.zero.optimizer_trial import Kind, options_of, refuse_unless_elementwise
 
 Closure = Callable[[], Tensor] | None
 
@@ -538,17 +538,17 @@ def test_an_optimizer_is_tried_before_its_first_step_on_every_rank() -> None:
 
 
 def tried_once(steps: int) -> list[int]:
-    import shardbook.guards.optimizer_guard
+    import shardbook.zero.optimizer_guard
     from shardbook import shard
 
     counts = []
-    before = shardbook.guards.optimizer_guard.refuse_unless_elementwise
+    before = shardbook.zero.optimizer_guard.refuse_unless_elementwise
 
     def counted(*args: Any, **options: Any) -> None:
         counts.append(1)
         before(*args, **options)
 
-    shardbook.guards.optimizer_guard.refuse_unless_elementwise = counted
+    shardbook.zero.optimizer_guard.refuse_unless_elementwise = counted
     model = shard(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))
     optimizer = T.AdamW(model[0].parameters(), lr=0.0)
     scheduler = T.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 3))

@@ -12,7 +12,7 @@ import cloudpickle
 import pytest
 
 from shardbook import labs
-from shardbook.labs import checks
+from shardbook.labs import notebook
 
 # A rank cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -59,7 +59,7 @@ def marked(x: int) -> int:
     raise NotImplementedError
 
 
-def told(check: checks.Check, *given: Any) -> labs.NotYet:
+def told(check: notebook.Check, *given: Any) -> labs.NotYet:
     with pytest.raises(labs.NotYet) as caught:
         check(*given)
     return caught.value
@@ -107,7 +107,7 @@ def test_a_result_that_cannot_be_compared_is_said() -> None:
         # As in a lesson's own file, the comparison fails in a line that is not the reader's.
         import operator
 
-        exec(compile("assert f(1) < 3", checks.__file__, "exec"), {"f": given, "operator": operator})
+        exec(compile("assert f(1) < 3", notebook.__file__, "exec"), {"f": given, "operator": operator})
 
     own_frames = told(small, no_number)
     assert "TypeError" in own_frames.what
@@ -147,7 +147,7 @@ answer(41)
 @pytest.mark.nightly
 def test_a_script_shows_the_sentences_alone(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT, "utf-8")
-    source = Path(checks.__file__).parents[2]
+    source = Path(notebook.__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "script.py"],
         cwd=tmp_path,

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from shardbook import Disagreement, labs, shard
 from shardbook.labs import lab_ranks
-from shardbook.labs.rank_outcomes import Ended, Raised, Stuck
+from shardbook.labs.rank_process import Ended, Raised, Stuck
 
 # As the functions of a cell: a rank cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -163,7 +163,7 @@ def test_an_error_on_a_rank_names_the_cell(notebook: Notebook) -> None:
     assert told.startswith("RanksFailed: rank 1 failed first.")
     assert "], line 3 (wrong)\n    return rows[labs.rank()] + dist.barrier()\nIndexError" in told
     assert "Cell In[" in told
-    assert "lab_ranks" not in told
+    assert "ranks.py" not in told
 
 
 @pytest.mark.full
@@ -196,7 +196,7 @@ def test_a_plot_is_shown_as_svg(notebook: Notebook) -> None:
 
 def test_a_progress_bar_is_seen_and_leaves_nothing(notebook: Notebook) -> None:
     """It is written to the standard output alone; the last thing of it is a line that is empty again."""
-    notebook.run("import threading\nlabs.progress_bar.DELAY = 0")
+    notebook.run("import threading\nlabs.words.DELAY = 0")
     before, threads = notebook.processes(), notebook.run("print(threading.active_count())").output
     shown = notebook.run("print(sum(labs.progress(range(3), 'adding')))")
     assert "adding:   0%|" in shown.output
@@ -211,8 +211,8 @@ def test_a_progress_bar_is_seen_and_leaves_nothing(notebook: Notebook) -> None:
 def test_the_time_of_ranks_is_seen_and_leaves_nothing(notebook: Notebook) -> None:
     """A loop with a bar shows it there; without one it has a line of its own, above which ranks print."""
     # To fork ranks and to connect them takes more than a millisecond.
-    notebook.run("usual = labs.progress_bar.DELAY, labs.lab_ranks.TICK")
-    notebook.run("labs.progress_bar.DELAY, labs.lab_ranks.TICK = 0, 0.001")
+    notebook.run("usual = labs.words.DELAY, labs.lab_ranks.SERVER.interval")
+    notebook.run("labs.words.DELAY, labs.lab_ranks.SERVER.interval = 0, 0.001")
     shown = notebook.run("print(labs.ranks(2, labs.rank))")
     assert "the ranks compute: 00:0" in shown.output
     assert shown.lines == ["[0, 1]"]
@@ -221,7 +221,7 @@ def test_the_time_of_ranks_is_seen_and_leaves_nothing(notebook: Notebook) -> Non
     assert "the ranks compute" not in shown.output
     assert shown.lines == ["rank 0 | here"] * 2
     assert shown.errors == ""
-    notebook.run("labs.progress_bar.DELAY, labs.lab_ranks.TICK = usual")
+    notebook.run("labs.words.DELAY, labs.lab_ranks.SERVER.interval = usual")
 
 
 @pytest.mark.nightly

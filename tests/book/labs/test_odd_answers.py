@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from shardbook import labs
-from shardbook.labs.checks import Check
 from shardbook.labs.lessons import (
     break_it,
     checkpointing_lab,
@@ -34,6 +33,7 @@ from shardbook.labs.lessons import (
 )
 from shardbook.labs.lessons import collectives_by_hand as collectives
 from shardbook.labs.lessons import evaluate_on_rank_0 as last_lab
+from shardbook.labs.notebook import Check
 
 # As the functions of a cell: a rank cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

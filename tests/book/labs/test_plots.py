@@ -11,15 +11,15 @@ import pytest
 from matplotlib import colors, font_manager
 
 from shardbook import labs
-from shardbook.labs import plots
+from shardbook.labs import notebook
 
 
 @pytest.fixture(autouse=True)
 def _no_window(monkeypatch: pytest.MonkeyPatch) -> None:
     matplotlib.use("agg")
     monkeypatch.setenv("SHARDBOOK_LANG", "en")
-    plots.font.cache_clear()
-    plots.say_what_to_install.cache_clear()
+    notebook.font.cache_clear()
+    notebook.say_what_to_install.cache_clear()
 
 
 def drawn() -> bytes:
@@ -53,12 +53,12 @@ def test_a_label_is_translated_only_if_a_font_can_draw_it(
     assert [labs.label(sentence), labs.label(sentence)] == [sentence] * 2
     # It is said once, in the reader's language.
     assert capsys.readouterr().out.count("Noto Sans CJK JP") == 1
-    plots.font.cache_clear()
+    notebook.font.cache_clear()
     installed(monkeypatch, "DejaVu Sans", "Meiryo")
     assert labs.label(sentence) == labs.tell(sentence) != sentence
-    assert plots.style()["font.family"] == ["Meiryo", "DejaVu Sans"]
+    assert notebook.style()["font.family"] == ["Meiryo", "DejaVu Sans"]
     monkeypatch.setenv("SHARDBOOK_LANG", "en")
-    assert plots.style()["font.family"] == ["DejaVu Sans"]
+    assert notebook.style()["font.family"] == ["DejaVu Sans"]
     assert labs.label(sentence) == sentence
 
 
@@ -67,7 +67,7 @@ def test_the_colours_differ_in_grey() -> None:
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colors.to_rgb(colour)]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
-    found = [luminance(colour) for colour in plots.COLOURS]
+    found = [luminance(colour) for colour in notebook.COLOURS]
     # By the contrast of WCAG, in which 1 means the same brightness.
     contrasts = [(lighter + 0.05) / (darker + 0.05) for darker, lighter in itertools.pairwise(found)]
     assert min(contrasts) >= 1.35

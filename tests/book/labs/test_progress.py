@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from shardbook import labs
-from shardbook.labs import progress_bar
+from shardbook.labs import words
 
 
 class Terminal(io.StringIO):
@@ -24,7 +24,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, delay: float = 0.0) -> Terminal:
     """From here on the standard output; a bar appears after this delay."""
     made = Terminal()
     monkeypatch.setattr(sys, "stdout", made)
-    monkeypatch.setattr(progress_bar, "DELAY", delay)
+    monkeypatch.setattr(words, "DELAY", delay)
     return made
 
 
@@ -59,7 +59,7 @@ def test_a_short_loop_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_file_gets_no_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_bar, "DELAY", 0.0)
+    monkeypatch.setattr(words, "DELAY", 0.0)
     assert list(labs.progress(range(3))) == [0, 1, 2]
     assert capsys.readouterr() == ("", "")
 
@@ -72,4 +72,4 @@ def test_a_bar_starts_no_thread_and_no_process(monkeypatch: pytest.MonkeyPatch) 
         assert threading.active_count() == threads
         assert multiprocessing.active_children() == processes
     # A lock that processes share would have a name in the system.
-    assert type(progress_bar.Bar.get_lock()) is type(threading.RLock())
+    assert type(words.Bar.get_lock()) is type(threading.RLock())

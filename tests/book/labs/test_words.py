@@ -11,7 +11,7 @@ import pytest
 
 import lab_words
 from shardbook import labs
-from shardbook.labs import lab_language
+from shardbook.labs import words
 
 
 def test_every_sentence_is_translated_and_compiled() -> None:
@@ -92,9 +92,7 @@ def test_vs_code_and_colab_say_it_in_their_own_ways(monkeypatch: pytest.MonkeyPa
     # A notebook of somebody else has no such mark.
     page["metadata"] = {}
     assert labs.language() == "en"
-    monkeypatch.setattr(
-        lab_language, "notebook_variables", lambda: {"__vsc_ipynb_file__": r"c:\labs\zh\01.ipynb"}
-    )
+    monkeypatch.setattr(words, "notebook_variables", lambda: {"__vsc_ipynb_file__": r"c:\labs\zh\01.ipynb"})
     assert labs.language() == "zh"
 
 

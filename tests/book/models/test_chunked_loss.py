@@ -17,10 +17,10 @@ import ranks
 from book.toys import Batch, assert_equal, optimizer_for, plain_gradients, reference_step, whole_gradients
 from shardbook.models.chunked_loss import ChunkedGPT, ChunkedHead, chunked_loss
 from shardbook.models.gpt import GPT, Config, Head, loss
-from shardbook.parameters.policy import Policy
-from shardbook.planning.measure import Meter
+from shardbook.planning.forecast import Meter
 from shardbook.precision.autocast import autocast
 from shardbook.zero.model import shard
+from shardbook.zero.policy import Policy
 from tiers import rows
 
 WIDTH, VOCABULARY, BATCH, LENGTH = 24, 50, 2, 9

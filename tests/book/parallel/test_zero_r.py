@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 import ranks
-from shardbook.foundations.collectives import world
-from shardbook.foundations.ledger import ledger
+from shardbook.foundations.collectives import ledger, world
 from shardbook.models import gpt
 from shardbook.parallel import programs
-from shardbook.parallel.tensor_parallel import split_block
-from shardbook.parallel.zero_r import checkpoint_bytes, logits
-from shardbook.planning.measure import Meter
+from shardbook.parallel.tensor_parallel import checkpoint_bytes, logits, split_block
+from shardbook.planning.forecast import Meter
 from shardbook.streaming.residual import partition
 from tiers import rows
 

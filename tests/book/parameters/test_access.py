@@ -196,7 +196,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 def steps_see_plain_parameters() -> None:
     """Inside of a step the slices have the plain class, and afterwards their own, also after an error."""
     from shardbook import shard
-    from shardbook.parameters.access import Slice
+    from shardbook.zero.access import Slice
 
     seen: list[set[type]] = []
 
@@ -446,9 +446,9 @@ def trains_as_plain(stage: int) -> None:
 
 
 def units_of(model: nn.Module) -> list[Any]:
-    from shardbook.zero.conductor import conductor_of
+    from shardbook.zero.scheduler import scheduler_of
 
-    return list(conductor_of(model).drivers)
+    return list(scheduler_of(model).units)
 
 
 @pytest.mark.cases(now=0, ci=1)
@@ -460,7 +460,7 @@ def test_what_is_computed_in_a_block_trains_as_the_plain_model(stage: int) -> No
 def reads_in_a_block(stage: int) -> None:
     """In the block the values are those of the plain model; after it everything is as before."""
     from shardbook import Policy, full_precision, shard, whole
-    from shardbook.parameters.access import Slice
+    from shardbook.zero.access import Slice
 
     plain, x = pair(), data(dist.get_rank())
     model = shard(pair(), stage=stage, units=Tower)
@@ -483,7 +483,7 @@ def reads_in_a_block(stage: int) -> None:
         raise KeyError("inside")
     with whole(model), whole(model.left):
         pass
-    in_use = [unit.name for unit in units_of(model) if unit.held or unit.shown]
+    in_use = [unit.name for unit in units_of(model) if unit.pins or unit.shown]
     assert not in_use, f"units that stay in use: {in_use}"
     assert_equal(model.state_dict(), expected)
 

@@ -130,11 +130,11 @@ def what_is_frozen_is_not_sent() -> None:
     """Neither a unit before which nothing is trained, nor one through which the gradients of others pass."""
     from shardbook import shard
     from shardbook.foundations.collectives import ledger
-    from shardbook.zero.conductor import conductor_of
+    from shardbook.zero.scheduler import scheduler_of
 
     for stage in STAGES:
         model = shard(chain(), stage=stage)
-        size = {unit.name: unit.nbytes for unit in conductor_of(model).drivers}
+        size = {unit.name: unit.nbytes for unit in scheduler_of(model).units}
         for change, trained in ((freeze(), "01234"), (freeze(4, but=True), "4"), (freeze(1, 4), "023")):
             change(model)
             with ledger() as book:

@@ -23,8 +23,8 @@ import ranks
 from book.toys import assert_equal, whole_gradients
 from shardbook.checkpointing import checkpointing
 from shardbook.foundations.hook_context import map_tensors
-from shardbook.foundations.torch_versions import NEWER_LOSSES
-from shardbook.parameters.norms import LOSSES, NORM_FUNCTIONS, NORMS, InFP32, widen
+from shardbook.foundations.torch_private import NEWER_LOSSES
+from shardbook.zero.policy import LOSSES, NORM_FUNCTIONS, NORMS, InFP32, widen
 
 BF16, FP32 = torch.bfloat16, torch.float32
 WIDTH = 8

@@ -15,8 +15,8 @@ from torch.distributed import init_device_mesh
 import ranks
 from book.reference import STAGES, second_step, storages
 from book.toys import assert_equal, batch, chain, error, optimizer_for, whole_gradients
-from shardbook.parameters.policy import Policy
-from shardbook.zero.conductor import conductor_of
+from shardbook.zero.policy import Policy
+from shardbook.zero.scheduler import scheduler_of
 from tiers import rows
 
 BF16 = torch.bfloat16
@@ -187,7 +187,7 @@ def moved_in_a_step(formats: dict[str, Any]) -> list[tuple[dict[str, int], dict[
             error(other, batch(0, 1)).backward()
         assert plain.sent == book.sent
         assert plain.moved == {}
-        layouts = [flat.layout for unit in conductor_of(model).drivers for flat in unit.flats]
+        layouts = [flat.layout for unit in scheduler_of(model).units for flat in unit.flats]
         kept = [layout.shard_numel if stage else layout.padded for layout in layouts]
         vectors = {
             "parameters to the device": sum(
@@ -220,7 +220,7 @@ def where_things_are() -> list[dict[str, int]]:
         model = shard(chain(), stage=stage, policy=Policy(param_dtype=BF16, offload=True))
         optimizer = optimizer_for("adamw", model.parameters())
         error(model, batch(dist.get_rank(), 0)).backward()
-        units = list(conductor_of(model).drivers)
+        units = list(scheduler_of(model).units)
         flats = [flat for unit in units for flat in unit.flats]
         device = {flat.full.untyped_storage()._cdata for flat in flats}
         for parameter in model.parameters():

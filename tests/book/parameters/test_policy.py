@@ -19,10 +19,10 @@ import ranks
 from book.masters import assert_masters_train_alike, low_copy
 from book.reference import STAGES, compared_bytes, second_step, storages
 from book.toys import assert_equal, batch, chain, error, optimizer_for
-from shardbook.parameters.policy import Policy
-from shardbook.planning.measure import Meter
-from shardbook.training.full_precision import full_precision
-from shardbook.zero.conductor import conductor_of
+from shardbook.planning.forecast import Meter
+from shardbook.training.whole import full_precision
+from shardbook.zero.policy import Policy
+from shardbook.zero.scheduler import scheduler_of
 from shardbook.zero.unit import State
 from tiers import rows
 
@@ -70,7 +70,7 @@ def sent_by(options: dict[str, Any]) -> list[tuple[dict[str, int], dict[str, int
     for stage in STAGES:
         model = shard(chain(), stage=stage, policy=policy)
         book = second_step(model, "adamw")
-        layouts = [flat.layout for unit in conductor_of(model).drivers for flat in unit.flats]
+        layouts = [flat.layout for unit in scheduler_of(model).units for flat in unit.flats]
         computed = sum(layout.padded * layout.computes_in.itemsize for layout in layouts)
         travel = sum(layout.padded * policy.sends_in(layout.computes_in).itemsize for layout in layouts)
         assert book.moved == {}
@@ -127,7 +127,7 @@ def bytes_of_a_gather() -> dict[tuple[int, bool], tuple[int, int, int, int]]:
     for stage in STAGES:
         for offload in (False, True):
             model = shard(aligned(), stage=stage, policy=Policy(param_dtype=BF16, offload=offload))
-            unit = next(iter(conductor_of(model).drivers))
+            unit = next(iter(scheduler_of(model).units))
             with Meter() as meter:
                 before = meter.now()
                 unit.wait()
@@ -185,7 +185,7 @@ def bytes_in_full_precision() -> dict[tuple[int, bool], list[int]]:
             with full_precision(model):
                 inside = meter.settled() - before
             after = meter.settled() - before
-        flats = [flat for unit in conductor_of(model).drivers for flat in unit.flats if flat.narrowed]
+        flats = [flat for unit in scheduler_of(model).units for flat in unit.flats if flat.narrowed]
         found[stage, offload] = [inside, after, sum(4 * flat.layout.padded for flat in flats)]
     return found
 
@@ -279,7 +279,7 @@ def masters_are_saved_and_loaded() -> None:
         # The loaded values are those that are computed with.
         low = low_copy(other, BF16)
         assert error(model, batch(0, 0)).item() == error(low, batch(0, 0)).item()
-        for unit in conductor_of(model).drivers:
+        for unit in scheduler_of(model).units:
             assert not unit.precise
             assert all(flat.full.dtype == flat.layout.computes_in for flat in unit.flats)
 
@@ -437,7 +437,7 @@ def an_interrupt_within_the_block_or_before_it() -> None:
             model(data[0])
         handle.remove()
         # What was on its way in 16 bits takes no room beside the whole in FP32.
-        ahead = [unit for unit in conductor_of(model).drivers if unit.state is State.GATHERING]
+        ahead = [unit for unit in scheduler_of(model).units if unit.state is State.GATHERING]
         narrow = [flat.full for unit in ahead for flat in unit.flats]
         assert ahead
         with full_precision(model):

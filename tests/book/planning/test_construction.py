@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import ranks
 from shardbook import Policy, shard
-from shardbook.planning.construction import built
-from shardbook.planning.measure import Meter
-from shardbook.zero.conductor import conductor_of
+from shardbook.planning.forecast import Meter
+from shardbook.planning.planner import built
+from shardbook.zero.scheduler import scheduler_of
 from tiers import rows
 
 
@@ -76,7 +76,7 @@ def study(stage: int, kind: str) -> tuple[Any, Any]:
         before = meter.now()
         shard(model, stage=stage, units=Block, init=give, policy=policy, synchronize=False)
         kept = meter.settled() - before
-    made = {unit.name.removeprefix("the root"): unit for unit in conductor_of(model).drivers}
+    made = {unit.name.removeprefix("the root"): unit for unit in scheduler_of(model).units}
     layouts = {name: tuple(flat.layout for flat in unit.flats) for name, unit in made.items()}
     assert layouts == expected.vectors
     return (meter.peak - before, kept), (expected.peak, expected.parameters + expected.buffers)

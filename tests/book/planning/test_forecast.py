@@ -17,14 +17,11 @@ from shardbook.foundations.collectives import ledger
 from shardbook.models import gpt
 from shardbook.models.corpus import Reader, read, split
 from shardbook.models.gpt import GPT, Config
-from shardbook.planning.forecast import Forecast, Setup, forecast
-from shardbook.planning.measure import Meter
-from shardbook.precision.sharded_scaler import ShardedGradScaler
-from shardbook.train.assemble import Run, make_optimizer
+from shardbook.planning.forecast import Forecast, Meter, Setup, forecast
+from shardbook.precision.loss_scaling import ShardedGradScaler
 from shardbook.train.loop import step
 from shardbook.train.options import parse
-from shardbook.train.position import Batches
-from shardbook.train.schedule import Schedule
+from shardbook.train.plan import Batches, Run, Schedule, make_optimizer
 from shardbook.zero.model import shard
 
 

@@ -17,10 +17,10 @@ from shardbook import memory
 from shardbook.foundations.collectives import ledger
 from shardbook.models import gpt
 from shardbook.models.gpt import Config
-from shardbook.parameters.policy import Policy
 from shardbook.planning import planner
-from shardbook.planning.measure import Meter
+from shardbook.planning.forecast import Meter
 from shardbook.zero.model import shard
+from shardbook.zero.policy import Policy
 from tiers import rows
 from warm import start
 
@@ -122,7 +122,7 @@ def test_with_a_large_vocabulary_the_loss_decides() -> None:
     """At the loss three tensors of the size of the logits are there at once, and all that the block saved."""
     config = Config(layers=1, width=8, heads=1, context=32, vocabulary=2000)
     for checkpointing in (False, True):
-        loss, head, block, embedding = planner.moments(config, 3)
+        loss, head, block, embedding = planner.peak_moments(config, 3)
         assert loss > max(head, block, embedding)
         logits = 4 * 3 * config.context * config.vocabulary
         counted, planned = (

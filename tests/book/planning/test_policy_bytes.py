@@ -12,15 +12,15 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ranks
 from book.live import FakeStorages, LiveStorages
-from shardbook.foundations.ledger import ledger
+from shardbook.foundations.collectives import ledger
 from shardbook.models import gpt
 from shardbook.models.gpt import Config
-from shardbook.parameters.policy import Policy
 from shardbook.planning import planner
 from shardbook.planning.forecast import Setup, forecast
 from shardbook.planning.planner import Own
-from shardbook.zero.conductor import conductor_of
 from shardbook.zero.model import shard
+from shardbook.zero.policy import Policy
+from shardbook.zero.scheduler import scheduler_of
 from tiers import rows
 
 pytestmark = pytest.mark.full
@@ -55,7 +55,7 @@ def counted(config: Config, stage: int, options: dict[str, Any], *, fake: bool =
                 gradients = storages.bytes() - before
                 optimizer.step()
                 optimizer.zero_grad()
-        flats = [flat for unit in conductor_of(model).drivers for flat in unit.flats]
+        flats = [flat for unit in scheduler_of(model).units for flat in unit.flats]
         device = {f.full.untyped_storage()._cdata: f.full.untyped_storage().nbytes() for f in flats}
         return {
             "stored": storages.bytes(),

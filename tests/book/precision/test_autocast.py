@@ -18,11 +18,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 import ranks
-from shardbook.foundations.torch_versions import since
+from shardbook.foundations.torch_private import since
 from shardbook.models import gpt
 from shardbook.models.gpt import GPT, Config
-from shardbook.precision.autocast import autocast, current, restored
-from shardbook.precision.autocast_rules import (
+from shardbook.precision.autocast import (
     COMPOSED,
     COMPOSED_FP32,
     CPU,
@@ -31,6 +30,9 @@ from shardbook.precision.autocast_rules import (
     FP32_FUNCTIONS,
     RULES,
     Rule,
+    autocast,
+    current,
+    restored,
     words,
 )
 

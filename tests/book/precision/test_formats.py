@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from shardbook.foundations.torch_versions import E4M3FN_SATURATES
+from shardbook.foundations.torch_private import E4M3FN_SATURATES
 from shardbook.precision import formats
 from shardbook.precision.formats import BF16, E4M3FN, E5M2, FORMATS, FP16, FP32, FP64, TF32, Format
 from tiers import rows

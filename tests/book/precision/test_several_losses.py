@@ -107,7 +107,7 @@ def sharded_models_train_alike() -> None:
     import torch.distributed as dist
 
     from shardbook import shard
-    from shardbook.precision.sharded_scaler import ShardedGradScaler
+    from shardbook.precision.loss_scaling import ShardedGradScaler
 
     for stage in range(4):
         models = [shard(model, stage=stage) for model in two_models()]

@@ -93,7 +93,7 @@ def follows_one_process(
 ) -> None:
     """Sharded models have the scales and the values of a plain model with PyTorch's scaler, bit for bit."""
     from shardbook import shard
-    from shardbook.precision.sharded_scaler import ShardedGradScaler
+    from shardbook.precision.loss_scaling import ShardedGradScaler
 
     size = dist.get_world_size()
     mesh = torch.distributed.init_device_mesh("cpu", (rows, size // rows)) if rows > 1 else None
@@ -226,7 +226,7 @@ def test_without_agreement_half_a_step_is_taken_and_later_gradients_are_wrong() 
 def fused() -> list[list[float]]:
     """Overflows on one rank, on both, and on none, with an optimizer that reads the flag itself."""
     from shardbook import shard
-    from shardbook.precision.sharded_scaler import ShardedGradScaler
+    from shardbook.precision.loss_scaling import ShardedGradScaler
 
     found = []
     for stage in STAGES:
@@ -254,7 +254,7 @@ def test_a_fused_optimizer_skips_on_every_rank() -> None:
 def in_half_precision() -> list[float]:
     """From a scale that is much too large down to one that trains, and each rank overflows by itself."""
     from shardbook import clip_grad_norm_, shard
-    from shardbook.precision.sharded_scaler import ShardedGradScaler
+    from shardbook.precision.loss_scaling import ShardedGradScaler
 
     def loss(model: nn.Module, rank: int, number: int, *, scaler: Any) -> Tensor:
         with torch.autocast("cpu", torch.float16):
@@ -296,7 +296,7 @@ def test_half_precision_training_follows_one_process() -> None:
 def under_a_policy() -> None:
     """Units that compute in FP16 overflow by themselves, and all stages do so alike."""
     from shardbook import Policy, shard
-    from shardbook.precision.sharded_scaler import ShardedGradScaler
+    from shardbook.precision.loss_scaling import ShardedGradScaler
 
     half: dict[str, Any] = {"param_dtype": torch.float16, "output_dtype": torch.float32}
     for policy in (Policy(**half), Policy(**half, reduce_dtype=torch.float32), Policy(**half, offload=True)):
@@ -329,7 +329,7 @@ def under_a_policy() -> None:
 def sent_by_a_step() -> list[dict[str, int]]:
     from shardbook import shard
     from shardbook.foundations.collectives import ledger
-    from shardbook.precision.sharded_scaler import ShardedGradScaler
+    from shardbook.precision.loss_scaling import ShardedGradScaler
 
     found = []
     for stage in STAGES:
@@ -358,11 +358,11 @@ def test_one_number_for_each_optimizer(world_size: int, sent: list[int]) -> None
 def rounds_of_a_step() -> list[int]:
     """How often the ranks have asked each other through the store, after each step."""
     from shardbook import clip_grad_norm_, shard
-    from shardbook.precision.sharded_scaler import ShardedGradScaler
-    from shardbook.zero.conductor import conductor_of
+    from shardbook.precision.loss_scaling import ShardedGradScaler
+    from shardbook.zero.scheduler import scheduler_of
 
     model, scaler = shard(chain()), ShardedGradScaler(init_scale=2.0**126, growth_interval=2)
-    meeting, rounds = conductor_of(model).order.meeting, []
+    meeting, rounds = scheduler_of(model).order.meeting, []
     optimizers = [optimizer_for("sgd", group) for group in apart(model)]
     for step in range(6):
         scaler.scale(error(model, batch(dist.get_rank(), step))).backward()
@@ -390,7 +390,7 @@ def test_after_the_first_steps_nobody_asks_through_the_store() -> None:
 
 def one_rank_does_not_unscale() -> str:
     from shardbook import Disagreement, shard
-    from shardbook.precision.sharded_scaler import ShardedGradScaler
+    from shardbook.precision.loss_scaling import ShardedGradScaler
 
     model, scaler = shard(chain()), ShardedGradScaler()
     optimizer = optimizer_for("sgd", model.parameters())
@@ -415,7 +415,7 @@ def test_a_rank_that_does_not_unscale_leaves_nobody_waiting() -> None:
 
 def refusals() -> list[str]:
     from shardbook import no_sync, shard
-    from shardbook.precision.sharded_scaler import ShardedGradScaler
+    from shardbook.precision.loss_scaling import ShardedGradScaler
 
     said = []
     alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
@@ -535,7 +535,7 @@ def one_of_two_optimizers_overflows() -> None:
 def two_models() -> None:
     """Models that were sharded apart, in one optimizer and in two."""
     from shardbook import shard
-    from shardbook.precision.sharded_scaler import ShardedGradScaler
+    from shardbook.precision.loss_scaling import ShardedGradScaler
 
     for joined in (True, False):
         models, scaler = [shard(chain(seed)) for seed in range(2)], ShardedGradScaler()
@@ -559,7 +559,7 @@ def two_models() -> None:
 def not_enabled() -> None:
     from shardbook import shard
     from shardbook.foundations.collectives import ledger
-    from shardbook.precision.sharded_scaler import ShardedGradScaler
+    from shardbook.precision.loss_scaling import ShardedGradScaler
 
     model, scaler = shard(line()), ShardedGradScaler(enabled=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)

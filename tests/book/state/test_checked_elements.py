@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardbook.state.checked_elements import Archives, Pieces, take
-from shardbook.state.checkpoint_index import Damaged
+from shardbook.state.schema import Damaged
 from shardbook.state.tensor_file import new_room
+from shardbook.state.together import Archives, Pieces, take
 
 # More than two pieces of 1 MiB, and boxes as small as the parts of a frame.
 BOXES = [

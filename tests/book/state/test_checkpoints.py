@@ -24,7 +24,7 @@ from torch import nn
 import ranks
 from book.toys import assert_equal
 from shardbook import Disagreement, shard
-from shardbook.state import checked_elements, checkpoints, file_list, sharded, sharded_files
+from shardbook.state import checkpoints, sharded, together
 from shardbook.state.checkpoints import Checkpoints
 
 
@@ -272,7 +272,7 @@ def rewrite(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
         said = json.loads(file.read_text())
         del said["sum"]
         change(said)
-        file.write_bytes(file_list.sealed(said))
+        file.write_bytes(together.sealed(said))
 
     return act
 
@@ -495,7 +495,7 @@ def test_a_disk_that_is_full_is_told_on_every_rank_and_nothing_stays_behind(tmp_
 # Each phase of a save: what fails there, the rank on which it does, and with which error.
 FAULTS: list[tuple[Any, str, int, int]] = [
     (Path, "mkdir", 0, errno.EROFS),
-    (checked_elements.Archives, "write", 1, errno.ENOSPC),
+    (together.Archives, "write", 1, errno.ENOSPC),
     (os, "fsync", 0, errno.ENOSPC),
     (os, "fsync", 1, errno.EIO),
     (sharded.Writer, "finish", 0, errno.ENOSPC),
@@ -555,8 +555,8 @@ def test_a_fault_in_any_phase_of_a_save_is_told_on_every_rank_and_leaves_the_che
 
 def load_what_cannot_be_read(folder: Path) -> str:
     broken = Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO)))
-    plain = sharded_files.take
-    with patch.object(sharded_files, "take", broken if dist.get_rank() == 1 else plain):
+    plain = sharded.take
+    with patch.object(sharded, "take", broken if dist.get_rank() == 1 else plain):
         return str(load(folder))
 
 

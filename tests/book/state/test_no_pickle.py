@@ -20,7 +20,7 @@ from torch import nn
 
 import ranks
 from shardbook import Checkpoints, load_safetensors, load_torch_checkpoint, shard
-from shardbook.state.file_list import sealed
+from shardbook.state.together import sealed
 from warm import start
 
 pytestmark = pytest.mark.full

@@ -15,9 +15,8 @@ from torch.distributed.fsdp import fully_shard
 
 import ranks
 from shardbook import shard
-from shardbook.state.sharded import read, write
-from shardbook.state.sharded_files import Reader
-from shardbook.state.stored import stretches
+from shardbook.state.optimizer_entries import stretches
+from shardbook.state.sharded import Reader, read, write
 
 pytestmark = pytest.mark.full
 

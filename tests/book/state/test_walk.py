@@ -29,7 +29,7 @@ from shardbook import (
     shard,
 )
 from shardbook.models.corpus import Reader
-from shardbook.train.position import Batches
+from shardbook.train.plan import Batches
 
 TEXT = torch.arange(600, dtype=torch.uint8) % 31
 # Ranks, and rows of the mesh; 0 means no mesh.

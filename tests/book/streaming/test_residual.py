@@ -20,13 +20,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import ranks
 from book.live import LiveStorages
 from book.toys import assert_equal, batch, chain, error
-from shardbook.checkpointing.operations import digest
+from shardbook.checkpointing.determinism import digest
 from shardbook.checkpointing.reentrant import checkpoint_reentrant
 from shardbook.checkpointing.saved_tensors import checkpoint_saved
 from shardbook.foundations.agreement import Disagreement
-from shardbook.foundations.ledger import ledger
+from shardbook.foundations.collectives import ledger
 from shardbook.models.gpt import GPT, Config, loss
-from shardbook.parameters.host import pin, to_device, to_host
 from shardbook.streaming.residual import (
     KeptValues,
     Placed,
@@ -38,6 +37,7 @@ from shardbook.streaming.residual import (
     partition,
     piece_numel,
 )
+from shardbook.zero.offload import pin, to_device, to_host
 
 CONFIG = Config(layers=3, width=20, heads=2, context=11, vocabulary=23)
 BATCH = 3
@@ -359,7 +359,7 @@ def test_second_derivatives() -> None:
 def sharded_with_offload() -> None:
     """A unit of stage 3 empties the storage under its parameters between the passes."""
     from shardbook import Policy, shard
-    from shardbook.zero.conductor import conductor_of
+    from shardbook.zero.scheduler import scheduler_of
 
     for policy in (Policy(), Policy(param_dtype=torch.bfloat16)):
         found = []
@@ -367,7 +367,7 @@ def sharded_with_offload() -> None:
             model = shard(chain(), policy=policy)
             with around, ledger() as book:
                 value = error(model, batch(dist.get_rank(), 0))
-            flats = [flat for unit in conductor_of(model).drivers for flat in unit.flats]
+            flats = [flat for unit in scheduler_of(model).units for flat in unit.flats]
             if isinstance(around, Residual):
                 assert book.moved
                 assert not any(flat.full.untyped_storage() in around.kept for flat in flats)

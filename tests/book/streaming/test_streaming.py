@@ -20,13 +20,12 @@ import ranks
 from book.live import LiveStorages
 from book.toys import assert_equal, batch, chain, error, optimizer_for
 from shardbook import shard
-from shardbook.foundations.ledger import ledger
+from shardbook.foundations.collectives import ledger
 from shardbook.models.chunked_loss import ChunkedGPT
 from shardbook.models.gpt import GPT, Config
-from shardbook.parameters.host import Crossing, to_host
 from shardbook.streaming import residual, streaming
-from shardbook.streaming.chain_cuts import cut
-from shardbook.streaming.streaming import stream
+from shardbook.streaming.streaming import cut, stream
+from shardbook.zero.offload import Crossing, to_host
 
 CPU = torch.device("cpu")
 Build = Callable[[], nn.Sequential]

@@ -19,17 +19,14 @@ import torch.distributed as dist
 import ranks
 import warm
 from book.tokenizers_here import tokenizer_file
-from shardbook.foundations.ledger import ledger
+from shardbook.foundations.collectives import ledger
 from shardbook.models import gpt
-from shardbook.planning.forecast import forecast
-from shardbook.planning.measure import Meter
-from shardbook.train.assemble import Run, assemble, setup_of
-from shardbook.train.evaluation import evaluate, mean_over_ranks, sample
-from shardbook.train.loop import step
-from shardbook.train.memory_snapshot import MemorySnapshot
+from shardbook.planning.forecast import Meter, forecast
+from shardbook.train.loop import evaluate, mean_over_ranks, sample, step
 from shardbook.train.options import parse
-from shardbook.train.plan import Plan, plan
+from shardbook.train.plan import Plan, Run, assemble, plan, setup_of
 from shardbook.train.text import prepare, readers, stored
+from shardbook.train.tracking import MemorySnapshot
 from tiers import rows
 from warm import TORCHRUN, start
 

@@ -13,15 +13,13 @@ import torch
 import torch.distributed as dist
 
 import ranks
-from shardbook.foundations.ledger import ledger
+from shardbook.foundations.collectives import ledger
 from shardbook.models import gpt
-from shardbook.planning.forecast import forecast
-from shardbook.planning.measure import Meter
-from shardbook.train.assemble import Run, assemble, setup_of
+from shardbook.planning.forecast import Meter, forecast
 from shardbook.train.loop import step
-from shardbook.train.machines import OFFER, Shape, part_of_store, shape
 from shardbook.train.options import parse
-from shardbook.train.plan import plan
+from shardbook.train.plan import Run, assemble, plan, setup_of
+from shardbook.train.ranks import OFFER, Shape, part_of_store, shape
 from shardbook.train.text import prepare, readers
 from tiers import rows
 from warm import TORCHRUN, start

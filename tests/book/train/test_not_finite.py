@@ -16,13 +16,13 @@ from torch import Tensor
 import ranks
 from book.toys import assert_equal
 from shardbook.command import Mistake
-from shardbook.foundations.ledger import ledger
+from shardbook.foundations.collectives import ledger
 from shardbook.models import gpt
 from shardbook.planning.forecast import forecast
 from shardbook.state.checkpoints import Checkpoints
-from shardbook.train.assemble import Run, assemble, setup_of
 from shardbook.train.loop import step
 from shardbook.train.options import parse
+from shardbook.train.plan import Run, assemble, setup_of
 from shardbook.train.saving import others
 from shardbook.train.text import prepare, readers
 from tiers import rows

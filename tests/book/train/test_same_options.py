@@ -19,9 +19,8 @@ from shardbook.command import Mistake, OwnMistake
 from shardbook.finetune_neox import finetune_options
 from shardbook.train import options as train_options
 from shardbook.train import ranks as meeting
-from shardbook.train import same_options
 from shardbook.train.options import parse
-from shardbook.train.same_options import difference, given, refuse_different
+from shardbook.train.ranks import difference, given, refuse_different
 from shardbook.train.text import prepare
 from warm import TORCHRUN, start
 
@@ -45,14 +44,14 @@ def test_each_option_is_compared_but_for_those_of_a_rank_alone() -> None:
         before = given(options)
         setattr(options, name, 12345)
         found = difference([before, before, given(options)])
-        if name in same_options.OF_A_RANK:
+        if name in meeting.OF_A_RANK:
             assert found == ""
         else:
             assert found.startswith(f"--{name.replace('_', '-')} differs between the ranks: ")
             assert found.endswith(f" on rank 0, 12345 on rank 2{ADVICE}")
         names.add(name)
     # No set has a word that is no option.
-    sets = (same_options.OF_A_RANK, same_options.OF_A_CHECKPOINT, same_options.BESIDE_THE_STEPS)
+    sets = (meeting.OF_A_RANK, meeting.OF_A_CHECKPOINT, meeting.BESIDE_THE_STEPS)
     assert set().union(*sets) <= names
     assert sum(map(len, sets)) == len(set().union(*sets))
 

@@ -24,9 +24,9 @@ import ranks
 import soak
 import warm
 from shardbook.command import Mistake
-from shardbook.train.assemble import Run, assemble
 from shardbook.train.loop import main, step
 from shardbook.train.options import parse
+from shardbook.train.plan import Run, assemble
 from shardbook.train.saving import Claim, Saves
 from shardbook.train.text import prepare, readers
 from shardbook.train.tracking import json_lines

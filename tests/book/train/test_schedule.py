@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from shardbook.train.schedule import Schedule
+from shardbook.train.plan import Schedule
 
 
 def optimizer() -> torch.optim.Optimizer:

@@ -21,12 +21,9 @@ import warm
 from book.tokenizers_here import tokenizer_file
 from shardbook.command import Mistake
 from shardbook.models.corpus import Reader, read
-from shardbook.train.mapped_text import MappedText, files_of, fingerprint
 from shardbook.train.options import parse
-from shardbook.train.plan import text_bytes
-from shardbook.train.position import Batches
-from shardbook.train.text import halves, prepare, stored
-from shardbook.train.tokens import encoded, load
+from shardbook.train.plan import Batches, text_bytes
+from shardbook.train.text import MappedText, encoded, files_of, fingerprint, halves, load, prepare, stored
 
 # --- files as one text ---
 
@@ -69,7 +66,7 @@ def test_a_large_text_is_not_read_before_somebody_wants_it(tmp_path: Path) -> No
     program = (
         "import resource, sys, torch\n"
         "from pathlib import Path\n"
-        "from shardbook.train.mapped_text import MappedText, fingerprint\n"
+        "from shardbook.train.text import MappedText, fingerprint\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "text = MappedText([Path(sys.argv[1])])\n"
         "assert len(text.part(2**28, 2**30)) == 3 * 2**28\n"
@@ -222,7 +219,7 @@ def test_the_book_in_tokens_is_a_file_too(tmp_path: Path) -> None:
 
 
 def test_a_long_text_is_encoded_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardbook.train.tokens.PIECE", 64)
+    monkeypatch.setattr("shardbook.train.text.PIECE", 64)
     words = [f"w{number % 90 + 1}" for number in range(5000)]
     lines = [" ".join(words[start : start + 7]) for start in range(0, 5000, 7)]
     (tmp_path / "long.txt").write_text("\n".join(lines), "utf-8")
@@ -237,10 +234,10 @@ def test_the_processes_of_a_machine_encode_a_text_once(tmp_path: Path) -> None:
     program = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from shardbook.train import tokens\n"
-        "written, write = [], tokens.write_tokens\n"
-        "tokens.write_tokens = lambda *given: (written.append(given), write(*given))\n"
-        "tokens.encoded(Path(sys.argv[1]), [Path(sys.argv[2])], Path(sys.argv[3]))\n"
+        "from shardbook.train import text\n"
+        "written, write = [], text.write_tokens\n"
+        "text.write_tokens = lambda *given: (written.append(given), write(*given))\n"
+        "text.encoded(Path(sys.argv[1]), [Path(sys.argv[2])], Path(sys.argv[3]))\n"
         "print(len(written))\n"
     )
     words = [warm.python(), "-c", program, str(file), str(tmp_path / "text.txt"), str(cache)]
@@ -303,7 +300,7 @@ def test_what_cannot_be_encoded_is_told_in_one_sentence(
     (tmp_path / "text.txt").write_bytes(b"w1")
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with (
-        patch("shardbook.train.tokens.write_tokens", Mock(side_effect=full)),
+        patch("shardbook.train.text.write_tokens", Mock(side_effect=full)),
         pytest.raises(Mistake, match="No space left on device; name another"),
     ):
         encoded(file, [tmp_path / "text.txt"], tmp_path / "cache")
@@ -316,8 +313,8 @@ def test_what_cannot_be_encoded_is_told_in_one_sentence(
 def test_the_cache_lies_where_the_system_wants_it() -> None:
     program = (
         "import importlib, os\n"
-        "from shardbook.train import tokens\n"
-        "for os.environ['XDG_CACHE_HOME'] in ('', '/there'): print(importlib.reload(tokens).CACHE)\n"
+        "from shardbook.train import text\n"
+        "for os.environ['XDG_CACHE_HOME'] in ('', '/there'): print(importlib.reload(text).CACHE)\n"
     )
     run = warm.start("-c", program, HOME="/home/me")
     assert run.stdout.split() == ["/home/me/.cache/shardbook", "/there/shardbook"], run.stderr

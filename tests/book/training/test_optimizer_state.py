@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 import ranks
 from book.reference import ordered_mean
 from shardbook import Disagreement, Policy
-from shardbook.parameters.flat import is_sharded
+from shardbook.zero.flat import is_sharded
 
 pytestmark = pytest.mark.full
 

@@ -12,10 +12,9 @@ from torch import nn
 
 import ranks
 from book.toys import assert_equal, batch, chain, error, optimizer_for, reference_step
-from shardbook.training.accumulate import no_sync
-from shardbook.training.step_in_backward import step_in_backward, steps_in_backward
-from shardbook.zero.conductor import conductor_of
+from shardbook.training.accumulate import no_sync, step_in_backward, steps_in_backward
 from shardbook.zero.model import shard
+from shardbook.zero.scheduler import scheduler_of
 from shardbook.zero.unit import Unit
 from tiers import rows
 
@@ -131,7 +130,7 @@ def test_micro_batches_under_no_sync_make_one_step() -> None:
 def bytes_of_gradients() -> tuple[list[int], list[int]]:
     """What the slices' gradients hold each time a unit's mean has arrived; and each unit's own share."""
     model = lean("adamw")
-    units = list(conductor_of(model).drivers)
+    units = list(scheduler_of(model).units)
     seen: dict[Unit, int] = {}
 
     def look(unit: Unit) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import ranks
 from book.toys import Batch, assert_equal, batch, chain, error
 from shardbook import clip_grad_norm_, join, no_sync, shard
-from shardbook.foundations.ledger import ledger
+from shardbook.foundations.collectives import ledger
 
 
 def batches_of(rank: int, lengths: tuple[int, ...]) -> list[Batch]:

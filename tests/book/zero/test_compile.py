@@ -200,11 +200,11 @@ def what_compiled_units_keep() -> tuple[list[bool], list[int]]:
     """Whether what is kept for the backward pass of blocks, in the shape of a weight, is a unit's own memory;
     and the bytes of that memory between forward and backward.
     """
-    from shardbook.zero.conductor import conductor_of
+    from shardbook.zero.scheduler import scheduler_of
 
     let_the_compiler_look()
     model, call = compile_blocks(3, {"backend": "aot_eager"})
-    units = list(conductor_of(model).drivers)
+    units = list(scheduler_of(model).units)
     shapes = {parameter.shape for parameter in Block().parameters() if parameter.ndim == 2}
     kept: list[bool] = []
 

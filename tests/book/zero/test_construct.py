@@ -19,10 +19,10 @@ import ranks
 from book.toys import assert_equal, batch, chain, error
 from shardbook.models import gpt
 from shardbook.models.gpt import GPT, Block, Config
-from shardbook.planning.measure import Meter
-from shardbook.zero.conductor import conductor_of
+from shardbook.planning.forecast import Meter
 from shardbook.zero.construct import Construction, blank_mark
 from shardbook.zero.model import Zero3Layer, shard
+from shardbook.zero.scheduler import scheduler_of
 from tiers import rows
 
 TINY = Config(layers=3, width=16, heads=2, context=12, vocabulary=31)
@@ -473,7 +473,7 @@ def peaks(stage: int, units: Any) -> tuple[int, int, int]:
         start = meter.now()
         shard(model, stage=stage, units=units)
         kept = meter.settled() - start
-    made = {unit.name: unit for unit in conductor_of(model).drivers}
+    made = {unit.name: unit for unit in scheduler_of(model).units}
     # The parts come before the whole: the root, where there is one, is cut last.
     order = [name for name in made if name != "the root"] + [name for name in made if name == "the root"]
     before, moments = 0, []

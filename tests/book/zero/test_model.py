@@ -18,8 +18,8 @@ from torch import Tensor, nn
 import ranks
 from book.live import LiveStorages
 from book.toys import assert_equal, batch, chain, error, features, linears
-from shardbook.guards.optimizer_guard import depends_on_shapes
 from shardbook.zero.model import select
+from shardbook.zero.optimizer_guard import depends_on_shapes
 
 LAYERS, WIDTH = 4, 64
 EVENTS: list[tuple[str, int]] = []
@@ -62,11 +62,11 @@ class Logged:
 
 
 def log_exchanges() -> None:
-    import shardbook.foundations.groups
-    import shardbook.zero.zero1
+    import shardbook.foundations.collectives
+    import shardbook.zero.unit
 
     numbers: dict[int, int] = {}
-    all_gather, reduce = shardbook.zero.zero1.all_gather, shardbook.foundations.groups.reduce_scatter_mean
+    all_gather, reduce = shardbook.zero.unit.all_gather, shardbook.foundations.collectives.reduce_scatter_mean
 
     def logged_gather(full: Tensor, shard: Tensor, **options: Any) -> Logged:
         number = numbers.setdefault(id(full), len(numbers))
@@ -77,8 +77,8 @@ def log_exchanges() -> None:
         EVENTS.append(("reduce", len([kind for kind, _ in EVENTS if kind == "reduce"])))
         return reduce(full, **options)
 
-    shardbook.zero.zero1.all_gather = logged_gather  # type: ignore[assignment]
-    shardbook.foundations.groups.reduce_scatter_mean = logged_reduce
+    shardbook.zero.unit.all_gather = logged_gather  # type: ignore[assignment]
+    shardbook.foundations.collectives.reduce_scatter_mean = logged_reduce
 
 
 def order_of_a_step(depth: int, passes: int) -> list[tuple[str, int]]:

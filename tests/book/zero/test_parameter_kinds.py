@@ -181,10 +181,10 @@ def test_on_two_rows_of_two(case: Callable[[], None]) -> None:
 def order_on_a_mesh() -> list[str]:
     """What one backward pass starts and waits for on two rows of two ranks."""
     from shardbook import shard
-    from shardbook.zero.conductor import conductor_of
+    from shardbook.zero.scheduler import scheduler_of
 
     model = shard(chain(), stage=3, mesh=init_device_mesh("cpu", (2, 2)))
-    order, said = conductor_of(model).order, []
+    order, said = scheduler_of(model).order, []
     before = order.before
 
     def told(action: str, unit: str, parameter: str) -> None:
@@ -235,12 +235,12 @@ class TwoKinds(nn.Module):
 
 def agreed_for_two_vectors() -> list[list[str]]:
     from shardbook import shard
-    from shardbook.zero.conductor import conductor_of
+    from shardbook.zero.scheduler import scheduler_of
 
     found = []
     for second in (torch.float32, torch.float64):
         model = shard(TwoKinds(second), units=(), mesh=init_device_mesh("cpu", (2, 2)))
-        order, said = conductor_of(model).order, list[str]()
+        order, said = scheduler_of(model).order, list[str]()
         order.before = lambda action, *_, said=said: said.append(action)  # type: ignore[method-assign,misc]
         model(torch.ones(2, 4)).sum().backward()
         found.append(said)
@@ -256,12 +256,12 @@ def test_ranks_agree_once_on_the_exchanges_of_a_unit_of_two_vectors() -> None:
 def sent_vectors_on_a_mesh() -> tuple[int, int]:
     """How many vectors were sent whose means go on to other copies, and the bytes that they still take."""
     from shardbook import shard
-    from shardbook.zero.conductor import Conductor
+    from shardbook.zero.scheduler import Scheduler
 
     found = [0, 0]
 
     def look(_: Tensor) -> None:
-        for unit in Conductor.going_on:
+        for unit in Scheduler.going_on:
             for flat in unit.trainable:
                 if flat.sending is not None:
                     found[0] += 1
@@ -352,12 +352,12 @@ def test_tied_weights_stay_tied_and_train_like_the_reference_in_every_stage() ->
 
 def units_of_tied_weights() -> list[dict[str, list[str]]]:
     from shardbook import shard
-    from shardbook.zero.conductor import conductor_of
+    from shardbook.zero.scheduler import scheduler_of
 
     return [
         {
             unit.name: [site.name for site in unit.sites]
-            for unit in conductor_of(shard(Tied(), units=units)).drivers
+            for unit in scheduler_of(shard(Tied(), units=units)).units
         }
         for units in UNITS[1:]
     ]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shardbook.zero.prefetch import Prefetch, PrefetchingConductor, Route
+from shardbook.zero.scheduler import Prefetch, Route, Scheduler
 from shardbook.zero.unit import State
 
 
@@ -89,7 +89,7 @@ def test_a_route_is_followed_left_and_taken_up_again() -> None:
 
 def warned(seen: str, levels: int = 0) -> warnings.WarningMessage:
     """The warning about `b`, when a program calls the model through so many of PyTorch's own functions."""
-    chain, units = PrefetchingConductor(None, Prefetch()), {name: unit(name) for name in "abcd"}  # type: ignore[arg-type]
+    chain, units = Scheduler(None, Prefetch()), {name: unit(name) for name in "abcd"}  # type: ignore[arg-type]
     chain.route.seen = [units[name] for name in seen]
     act: Any = chain.warn
     for module in ["torch.nn.modules"] * levels + ["program"]:
@@ -118,14 +118,14 @@ def test_a_warning_names_the_line_of_the_program(levels: int) -> None:
 
 def test_where_nothing_is_gathered_ahead_nothing_is_told() -> None:
     for prefetch, stage in ((Prefetch(0), 3), (Prefetch(1), 0)):
-        chain, surprise = PrefetchingConductor(None, prefetch), unit("b")  # type: ignore[arg-type]
+        chain, surprise = Scheduler(None, prefetch), unit("b")  # type: ignore[arg-type]
         surprise.stage = stage
         chain.warn(surprise, "another ran")
 
 
 def test_a_program_that_only_evaluates_is_remembered_for_64_passes() -> None:
-    chain, units = PrefetchingConductor(None, Prefetch()), [unit(name) for name in "abc"]  # type: ignore[arg-type]
-    chain.drivers = dict.fromkeys("ab")  # type: ignore[assignment,arg-type]
+    chain, units = Scheduler(None, Prefetch()), [unit(name) for name in "abc"]  # type: ignore[arg-type]
+    chain.units = dict.fromkeys("ab")  # type: ignore[assignment,arg-type]
     for count in range(1, 401):
         chain.forward_ended(units[count % 3])
         assert len(chain.ended) == min(count, 128)

@@ -13,14 +13,11 @@ from torch import nn
 import ranks
 from book import programs
 from book.waits import waits_in_the_book
-from shardbook.check.stream_device import Stream, device, recording
-from shardbook.check.stream_events import Trace, Wait
-from shardbook.check.stream_recorder import Recorder
-from shardbook.check.stream_replay import races
+from shardbook.check.race_recorder import Recorder, Stream, device, recording
+from shardbook.check.race_replay import Trace, Wait, races
 from shardbook.foundations.streams import compute_stream, give_back, streams
-from shardbook.parameters.host import to_device, to_host
-from shardbook.parameters.offload import move_out
 from shardbook.streaming import residual
+from shardbook.zero.offload import move_out, to_device, to_host
 
 # All tests wait for the same recordings, whatever limit the command line sets for one test.
 pytestmark = pytest.mark.timeout(600)
@@ -60,7 +57,17 @@ RUNS: dict[str, Callable[[], None]] = {**programs.RUNS, "streamed": streamed, "s
 # In these each wait of the book prevents a race; the others are for `make test-all`.
 WITNESSES = [
     *("3-stepped", "3-scattered", "3-rerouted", "2-repeated", "1-scaled", "1-gathered"),
-    *("0-offloaded", "0-evaluated", "0-saved", "failed_on_a_mesh", "parted", "streamed"),
+    *(
+        "0-offloaded",
+        "0-evaluated",
+        "0-separate",
+        "0-paired",
+        "1-paired",
+        "0-saved",
+        "failed_on_a_mesh",
+        "parted",
+        "streamed",
+    ),
 ]
 
 

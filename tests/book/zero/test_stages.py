@@ -28,7 +28,7 @@ from book.reference import (
     storages,
 )
 from book.toys import batch, chain, error, optimizer_for
-from shardbook.foundations.torch_versions import ALL_GATHER, REDUCE_SCATTER
+from shardbook.foundations.torch_private import ALL_GATHER, REDUCE_SCATTER
 from tiers import rows
 
 STEPS = 3
@@ -373,7 +373,7 @@ def test_a_group_of_one_rank_exchanges_nothing(rows: int) -> None:
 def one_rank_looks() -> None:
     """In stage 0 an evaluation and a state_dict exchange nothing, so one rank may make them alone."""
     from shardbook import shard
-    from shardbook.foundations.ledger import ledger
+    from shardbook.foundations.collectives import ledger
 
     model = shard(chain(), stage=0)
     optimizer = optimizer_for("sgd", model.parameters())

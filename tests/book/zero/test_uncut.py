@@ -24,9 +24,9 @@ from shardbook import (
     optimizer_state_dict,
     shard,
 )
+from shardbook.planning.forecast import layouts_with
 from shardbook.planning.planner import own_bytes
-from shardbook.planning.policy_bytes import layouts_with
-from shardbook.zero.conductor import conductor_of
+from shardbook.zero.scheduler import scheduler_of
 
 
 class Block(nn.Module):
@@ -257,7 +257,7 @@ def test_the_plan_counts_whole_matrices() -> None:
 
 def counted() -> tuple[list[int], list[int]]:
     run = Run(MAKES["muon"], 3)
-    units = [unit for unit in conductor_of(run.model).drivers if unit.name in "12"]
+    units = [unit for unit in scheduler_of(run.model).units if unit.name in "12"]
     block = Block()
     names = [name for name, each in block.named_parameters() if each.dim() > 1]
     layouts = layouts_with(Policy(), block, 3, uncut=names)

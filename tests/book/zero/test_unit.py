@@ -11,19 +11,9 @@ from torch.distributed import init_device_mesh
 
 import ranks
 from shardbook.foundations.collectives import PendingGather, PendingReduce
-from shardbook.parameters.gradients import FlatWithGradients
-from shardbook.zero.unit import Unit
-from shardbook.zero.zero3 import Zero3
+from shardbook.zero.flat import Flat
 
 DATA = torch.arange(8.0).view(2, 4)
-
-
-@pytest.mark.parametrize("left_out", ["keep", "fetch", "arrive", "empty", "kept_mean", "expire"])
-def test_a_stage_has_to_say_what_it_keeps_and_how_it_gathers(left_out: str) -> None:
-    names = ["keep", "fetch", "arrive", "empty", "kept_mean", "expire"]
-    said = {name: getattr(Zero3, name) for name in names if name != left_out}
-    with pytest.raises(TypeError, match=rf"abstract.*\b{left_out}\b"):
-        type("Incomplete", (Unit,), said)("name", ())  # type: ignore[call-arg]
 
 
 class Model(nn.Module):
@@ -46,12 +36,12 @@ FIRST = {"the root": "scale", "first": "first.0.weight", "second": "second.0.wei
 def names_of_the_exchanges(stage: int, copies: int) -> set[tuple[str, ...]]:
     """What goes over the wire in two steps and a clipping: the kind, the unit, and its first parameter."""
     from shardbook import clip_grad_norm_, shard
-    from shardbook.zero.conductor import conductor_of
+    from shardbook.zero.scheduler import scheduler_of
 
     world = torch.distributed.get_world_size()
     mesh = init_device_mesh("cpu", (copies, world // copies)) if copies > 1 else None
     model = shard(Model(), units=nn.Sequential, stage=stage, mesh=mesh)
-    order, said = conductor_of(model).order, set()
+    order, said = scheduler_of(model).order, set()
 
     def before(*arguments: str, real: Any = order.before) -> None:
         if arguments[1]:
@@ -125,13 +115,14 @@ def test_every_exchange_is_agreed_under_the_name_of_its_units_first_parameter() 
 
 def what_is_refused() -> None:
     from shardbook import shard
-    from shardbook.zero.conductor import conductor_of
+    from shardbook.zero.scheduler import scheduler_of
 
     model = shard(Model(), units=nn.Sequential, stage=0)
-    for unit in conductor_of(model).drivers:
+    for unit in scheduler_of(model).units:
         with pytest.raises(RuntimeError, match=f"^{unit.name} is not whole; wait for it first$"):
             unit.show()
-        unit.expect_gradients()
+        for flat in unit.trainable:
+            flat.pending = True
         unit.reduce()
         with pytest.raises(RuntimeError, match=f"^{unit.name} is being reduced; finish that first$"):
             unit.reduce()
@@ -147,11 +138,11 @@ def what_was_sent_is_freed() -> None:
 
     sent: list[torch.Tensor | None] = []
 
-    def reduce(flat: FlatWithGradients, groups: Any, real: Any = FlatWithGradients.reduce) -> None:
+    def send(flat: Flat, real: Any = Flat.send) -> None:
+        real(flat)
         sent.append(flat.sending)
-        real(flat, groups)
 
-    FlatWithGradients.reduce = reduce  # type: ignore[method-assign]
+    Flat.send = send  # type: ignore[method-assign]
     for stage in range(4):
         shard(Model(), units=nn.Sequential, stage=stage)(DATA).sum().backward()
     assert len(sent) == 12

@@ -270,7 +270,7 @@ def test_a_rank_that_has_used_everything_does_not_read_what_others_have(stage: i
 def compared_for_units_that_step() -> tuple[int, int]:
     from shardbook import shard
     from shardbook.foundations.collectives import ledger
-    from shardbook.training.step_in_backward import step_in_backward
+    from shardbook.training.accumulate import step_in_backward
 
     model = shard(Experts(), stage=0, units=nn.Linear)
     step_in_backward(model, partial(torch.optim.SGD, lr=0.1))
@@ -333,10 +333,10 @@ def test_scaler_and_clipping_pass_idle_experts_by() -> None:
 def two_means_in_one_pass() -> float:
     """The gradient of a parameter that this rank has used in the second of two exchanges only."""
     from shardbook import shard
-    from shardbook.zero.conductor import conductor_of
+    from shardbook.zero.scheduler import scheduler_of
 
     model = shard(nn.Linear(1, 1, bias=False), stage=0)
-    (flat,) = next(iter(conductor_of(model).drivers)).flats
+    (flat,) = next(iter(scheduler_of(model).units)).flats
     model.weight.grad = torch.full((1, 1), 1e8)
     for value, used in ((1.0, False), (-1e8, True)):
         if used:

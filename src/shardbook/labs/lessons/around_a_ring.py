@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardbook.labs.checks import check, expect
 from shardbook.labs.lessons.messages import RANKS, on_ranks, refuse_other_bytes
 from shardbook.labs.lessons.returned import expect_dtype, number, tensor
+from shardbook.labs.notebook import check, expect
 from shardbook.labs.words import tell
 
 __all__ = ["pass_on", "ring_bytes"]

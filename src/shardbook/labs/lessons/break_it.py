@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardbook.check.stream_events import Launch, Record, Trace, Wait
-from shardbook.labs.checks import check, expect
+from shardbook.check.race_replay import Launch, Record, Trace, Wait
 from shardbook.labs.lessons.returned import called, look_at_return, plain
+from shardbook.labs.notebook import check, expect
 from shardbook.labs.words import tell
 
 __all__ = ["leaks", "mend", "ordered"]

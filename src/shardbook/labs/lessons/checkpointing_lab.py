@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
-from shardbook.checkpointing.costs import SavedBytes
-from shardbook.labs.checks import check, expect
+from shardbook.checkpointing.budget import SavedBytes
 from shardbook.labs.lessons.checkpointing_plan import plan
 from shardbook.labs.lessons.returned import called, expect_dtype, tensor
+from shardbook.labs.notebook import check, expect
 from shardbook.labs.words import tell
 
 __all__ = ["in_segments", "plan", "repeatable"]

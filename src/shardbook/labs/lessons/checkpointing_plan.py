@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from shardbook.checkpointing.budget import cheapest
-from shardbook.checkpointing.costs import Chain
-from shardbook.checkpointing.plans import Plan, evaluate, take
-from shardbook.checkpointing.sequential import Span
-from shardbook.labs.checks import check, expect
+from shardbook.checkpointing.budget import Chain, Plan, cheapest, evaluate, take
+from shardbook.checkpointing.checkpointing import Span
 from shardbook.labs.lessons.returned import whole_number
+from shardbook.labs.notebook import check, expect
 from shardbook.labs.words import tell
 
 __all__ = ["plan"]

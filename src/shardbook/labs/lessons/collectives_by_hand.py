@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from shardbook.labs.checks import check, expect
 from shardbook.labs.lessons.around_a_ring import pass_on, ring_bytes
 from shardbook.labs.lessons.messages import (
     RANKS,
@@ -16,6 +15,7 @@ from shardbook.labs.lessons.messages import (
     refuse_other_bytes,
 )
 from shardbook.labs.lessons.returned import expect_dtype, tensor
+from shardbook.labs.notebook import check, expect
 from shardbook.labs.words import tell
 
 __all__ = ["Sent", "all_gather", "pass_on", "reduce_scatter", "ring_bytes"]

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from shardbook.foundations.agreement import Disagreement
-from shardbook.labs.checks import check, expect
 from shardbook.labs.lab_ranks import ranks
 from shardbook.labs.lessons.returned import called, number, plain
+from shardbook.labs.notebook import check, expect
 from shardbook.labs.rank_process import device
 from shardbook.labs.words import tell
 from shardbook.models.gpt import GPT, Config, loss

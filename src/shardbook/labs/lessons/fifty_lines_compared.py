@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from shardbook.labs.rank_process import device
 from shardbook.models.gpt import GPT, Config, loss
-from shardbook.planning.measure import Meter
+from shardbook.planning.forecast import Meter
 from shardbook.zero.model import shard
 
 __all__ = ["after_a_step", "after_backward", "differences", "gathered", "one_step"]

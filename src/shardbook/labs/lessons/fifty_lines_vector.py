@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardbook.labs.checks import check, expect
 from shardbook.labs.lessons.returned import called, expect_dtype, tensor
+from shardbook.labs.notebook import check, expect
 from shardbook.labs.words import tell
 
 __all__ = ["flatten_and_cut"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardbook.labs.checks import NotYet, check, expect
 from shardbook.labs.lab_ranks import ranks
 from shardbook.labs.lessons import fifty_lines_compared as compared
 from shardbook.labs.lessons.fifty_lines_vector import flatten_and_cut
-from shardbook.labs.rank_outcomes import Ended, Raised, RanksFailed
+from shardbook.labs.notebook import NotYet, check, expect
+from shardbook.labs.rank_process import Ended, Raised, RanksFailed
 from shardbook.labs.words import tell
 
 __all__ = ["flatten_and_cut", "gather_backward", "stage_3", "step_of_stage_1"]

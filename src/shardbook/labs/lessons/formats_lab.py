@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shardbook.labs.checks import check, expect
 from shardbook.labs.lessons.returned import number
+from shardbook.labs.notebook import check, expect
 from shardbook.labs.words import tell
 from shardbook.precision.formats import BF16, FP16, Format
 

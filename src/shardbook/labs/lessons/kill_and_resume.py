@@ -7,10 +7,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from shardbook.labs.checks import check, expect
 from shardbook.labs.lab_ranks import ranks
 from shardbook.labs.lessons.resumed_runs import LAST, Losses, blame, differs, reference
 from shardbook.labs.lessons.returned import called, whole_number
+from shardbook.labs.notebook import check, expect
 from shardbook.labs.words import tell
 from shardbook.state.checkpoints import Checkpoints
 

@@ -10,14 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardbook.foundations.ranks import Frame
 from shardbook.foundations.torch_private import TorchDispatchMode
-from shardbook.labs.checks import NotYet, expect
 from shardbook.labs.lab_ranks import ranks
 from shardbook.labs.lessons.returned import called
-from shardbook.labs.rank_outcomes import RanksFailed, Stuck, who
-from shardbook.labs.rank_process import device
-from shardbook.labs.reader_lines import Frame, own
-from shardbook.labs.words import tell
+from shardbook.labs.notebook import NotYet, expect
+from shardbook.labs.rank_process import RanksFailed, Stuck, device, who
+from shardbook.labs.words import line_of, own, tell
 
 __all__ = [
     "RANKS",
@@ -159,7 +158,9 @@ def stuck(name: str, standing: dict[int, list[Frame]]) -> NotYet:
     running = [rank for rank, frames in standing.items() if not waits(frames)]
     returned = [rank for rank in range(RANKS) if rank not in standing]
     stands = [own(standing[rank]) for rank in running or standing]
-    here = "\n" + "\n".join(sorted({str(frames[-1]) for frames in stands if frames}))
+    here = "\n" + "\n".join(
+        sorted({line_of(frames[-1]) for frames in stands if frames})
+    )
     if running:
         return NotYet(
             tell(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shardbook.labs.checks import check, expect
 from shardbook.labs.lessons.returned import number, whole_number
+from shardbook.labs.notebook import check, expect
 from shardbook.labs.words import tell
 from shardbook.models.gpt import Config
-from shardbook.parameters.policy import Policy
 from shardbook.planning.planner import Own, activations, layouts_of, own_bytes
+from shardbook.zero.policy import Policy
 
 __all__ = ["for_24_gb", "for_80_gb", "sent", "stored"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from shardbook.labs.checks import check, expect
 from shardbook.labs.lessons.returned import called, number, whole_number
+from shardbook.labs.notebook import check, expect
 from shardbook.labs.words import tell
 
 __all__ = ["exposed", "most_bytes", "smallest_depth"]

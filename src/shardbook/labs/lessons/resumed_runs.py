@@ -7,8 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from shardbook.labs.checks import expect
 from shardbook.labs.lab_ranks import ranks
+from shardbook.labs.notebook import expect
 from shardbook.labs.words import tell
 from shardbook.state.checkpoints import Checkpoints
 

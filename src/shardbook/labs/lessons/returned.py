@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardbook.labs.checks import expect
+from shardbook.labs.notebook import expect
 from shardbook.labs.words import tell
 
 __all__ = ["called", "expect_dtype", "number", "plain", "tensor", "whole_number"]

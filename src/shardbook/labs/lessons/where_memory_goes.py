@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from shardbook.labs.checks import check, expect
 from shardbook.labs.lessons.returned import called, number
+from shardbook.labs.notebook import check, expect
 from shardbook.labs.words import tell
 
 __all__ = ["bytes_of_adamw", "bytes_on_a_rank", "saved_bytes"]

@@ -1,1 +1,0 @@
-"""Checks that refuse to train something else than the plain model."""

@@ -1,1 +1,0 @@
-"""The parameters of a unit: flat vectors, masters, gradients, dtypes."""
