@@ -377,7 +377,7 @@ class Scheduler:
         if not self.syncing:
             return
         usage = Usage.at_the_end(self)
-        for units in bundles(usage.late):
+        for units in bundles(usage.late) if usage.late else ():
             self.exchange(*units)
         self.late.clear()
         self.complete()

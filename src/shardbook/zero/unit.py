@@ -398,7 +398,10 @@ class Unit:
         if any(flat.reducing is not None for flat in pending):
             raise RuntimeError(f"{self.name} is being reduced; finish that first")
         with label("reduce", self.name):
-            self.announce_exchange()
+            # Stage 0 is left out, because there the ranks have already
+            # [compared](unused.py) the vectors that they are about to send.
+            if self.stage:
+                self.order.before("reduce", self.name, self.sites[0].name)
             for flat in pending:
                 flat.send()
             # The compute stream writes the gradients. Without this wait the exchange
@@ -456,26 +459,12 @@ class Unit:
         give_back(self.home)
         if any(flat.reducing for flat, _ in due):
             return True
-        if due:
-            self.mean_arrived()
-        return False
-
-    def announce_exchange(self) -> None:
-        """Check [the common order](exchange_order.py) before the gradients are sent.
-
-        Stage 0 is left out, because there the ranks have already [compared](unused.py)
-        the vectors that they are about to send.
-        """
-        if self.stage:
-            self.order.before("reduce", self.name, self.sites[0].name)
-
-    def mean_arrived(self) -> None:
-        """Act on the means of the gradients, which are stored now."""
         if self.usage is not None:
             self.usage.settle([self])
             self.usage = None
-        for act in self.after_reduce:
+        for act in self.after_reduce if due else ():
             act(self)
+        return False
 
     @property
     def kind(self) -> tuple[torch.dtype, ...] | None:
@@ -582,8 +571,8 @@ class Bundle:
         """Start to exchange the gradients, as [`Unit.reduce`](#Unit.reduce) does."""
         lead, ranks = self.lead, self.flats[0].layout.world_size
         with label("reduce", self.name):
-            for unit in self.units:
-                unit.announce_exchange()
+            for unit in self.units if lead.stage else ():
+                unit.order.before("reduce", unit.name, unit.sites[0].name)
             for flat in self.flats:
                 flat.send()
             sent = [flat.sending for flat in self.flats if flat.sending is not None]
@@ -624,7 +613,9 @@ class Bundle:
         if piece is None:
             return True
         for unit in self.units:
-            unit.mean_arrived()
+            if unit.usage is not None:
+                unit.usage.settle([unit])
+                unit.usage = None
         return False
 
     def parts(self, piece: Tensor) -> Iterator[Tensor]:
