@@ -26,7 +26,7 @@ from benchmarks.contender import CORE, Training
 from benchmarks.launch import Size, on_ranks
 
 import shardbook
-from shardbook.foundations.hook_context import label
+from shardbook.foundations.hook_context import label, observers
 
 # What a guard notices, and its functions in the modules of the book.
 GUARDS: dict[str, list[str]] = {
@@ -180,17 +180,25 @@ def costs(guard: str, steps: list[Step], each: float) -> tuple[float, float]:
     return statistics.median(step.calls[guard] for step in steps), max(seconds, 0.0)
 
 
+class Counted:
+    """An observer that counts the labels."""
+
+    def __init__(self, entered: list[str]) -> None:
+        self.entered = entered
+
+    def begins(self, act: str, about: Any) -> None:
+        self.entered.append(act)
+
+    def ends(self, act: str, about: Any) -> None:
+        """Count nothing more."""
+
+
 def costs_of_labels(training: Training, steps: int) -> dict[str, Any]:
     """The labels of a step; the seconds of one, and of a step, on and off by turns: quartiles."""
-    enter, entered = label.__enter__, list[str]()
-
-    def count(self: label) -> None:
-        entered.append(self.action)
-        enter(self)
-
-    label.__enter__ = count  # type: ignore[method-assign]
+    entered: list[str] = []
+    observers.append(Counted(entered))
     training.step()
-    label.__enter__ = enter  # type: ignore[method-assign]
+    observers.pop()
     one: dict[bool, list[float]] = {True: [], False: []}
     step: dict[bool, list[float]] = {True: [], False: []}
     # Quartiles need two of each.

@@ -18,7 +18,10 @@ ROOT = Path(__file__).parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import two_nodes  # noqa: E402
+from benchmarks import (  # noqa: E402
+    small_units,
+    two_nodes,
+)
 from benchmarks.__main__ import alone, compare, over_floor, sent, stored  # noqa: E402
 from benchmarks.contender import CONTENDERS, CORE, LEVERS, Training, config_of  # noqa: E402
 from benchmarks.floor import floor_bytes, lean_bytes, saved_by_blocks, without_exchanges  # noqa: E402
@@ -206,13 +209,20 @@ def test_a_mesh_is_compared_with_one_copy_round_by_round() -> None:
     assert "step_ratio_mesh_flat" in shown
 
 
+@pytest.mark.full
+def test_small_units_are_measured_beside_their_peers() -> None:
+    took = small_units.on_ranks(2, small_units.measure, 2, 1, 1)
+    assert list(took) == ["ddp", "fsdp2", "stage_0", "stage_1", "stage_2", "stage_3"]
+    assert all(each > 0 for each in took.values())
+
+
 @pytest.mark.nightly
 def test_every_guard_is_timed() -> None:
     found = measure(SMALL)
     assert list(found["guards"]) == list(GUARDS)
     idle = [guard for guard, (calls, _) in found["guards"].items() if calls == 0]
-    # The rule is tried before the first step only.
-    assert idle == ["an optimizer's rule needs the whole"]
+    # The rule is tried before the first step only, and threads are compared when another one calls a unit.
+    assert {*idle} == {"an optimizer's rule needs the whole", "two threads call units"}
     assert found["trial"] > 0
     guards, _, labels = table(found).split("\n\n")
     rows = [row.split("  ")[0] for row in guards.splitlines()]
