@@ -4,7 +4,7 @@ r"""# A rank of a lab
 > are shown in the reader's lines.
 
 The function of a lab arrives as bytes, because it was defined in a cell, and no other
-process could import it. [cloudpickle](https://github.com/cloudpipe/cloudpickle) writes the
+process could import it. So [cloudpickle](https://github.com/cloudpipe/cloudpickle) writes the
 code itself into these bytes, with the classes, the modules and the variables that it uses.
 What a rank returns goes back in the same form.
 
