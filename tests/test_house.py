@@ -108,7 +108,7 @@ OWNERS = {
         "fresh": "zero/scheduler.py",
         "pins": "training/whole.py",
         "precise": "training/whole.py",
-        "usage": "zero/scheduler.py zero/unused.py",
+        "usage": "zero/scheduler.py zero/unit.py zero/unused.py",
     },
     ("zero/flat.py", "Flat"): {
         "changes": "state/run_state.py zero/optimizer_guard.py",
