@@ -104,7 +104,7 @@ class Order:
         self.loads: Counter[str] = Counter()
         self.loaded_alone = False
         if self.meeting is not None:
-            self.monitor = start_monitor(self)
+            self.monitor = start_monitor(self, self.meeting)
 
     def begin(self, kind: str) -> None:
         """Begin a forward or backward pass.

@@ -450,8 +450,9 @@ def join(task: Task, place: Place, number: int) -> tuple[Callable[..., object], 
         # Otherwise gloo looks the machine's own name up, which needs a network.
         os.environ["GLOO_SOCKET_IFNAME"] = loopback
     device = task.begin(number) if task.begin else None
-    meeting: Any = dist
-    store = meeting.PrefixStore(place.prefix, meeting.TCPStore("127.0.0.1", place.port))
+    # Their constructors have no types.
+    stores: Any = dist
+    store = stores.PrefixStore(place.prefix, stores.TCPStore("127.0.0.1", place.port))
     dist.init_process_group(
         task.backend,
         store=store,

@@ -58,10 +58,10 @@ from shardbook.foundations.torch_private import (
 __all__ = [
     "Nesting",
     "Observer",
+    "calls_of",
     "calls_under_way",
     "carry_over",
     "frame_of",
-    "frames_of",
     "in_backward",
     "is_freed",
     "label",
@@ -446,7 +446,7 @@ def modules_called(thread: int | None = None) -> Iterator[nn.Module]:
         frame = frame.f_back
 
 
-def frames_of(code: CodeType, thread: int | None = None) -> Iterator[FrameType]:
+def calls_of(code: CodeType, thread: int | None = None) -> Iterator[FrameType]:
     """The calls of one function that are under way in a thread, the innermost first."""
     frame = frame_of(thread)
     while frame is not None:
@@ -696,7 +696,7 @@ def carry_over(rules: Rules) -> None:
 
     :param rules: gives a block in which the present rules are in force
     """
-    for frame in frames_of(CHECKPOINTS_FORWARD):
+    for frame in calls_of(CHECKPOINTS_FORWARD):
         # `ctx` and `run_function` are PyTorch's names and may change.
         ctx = frame.f_locals["ctx"]
         if not isinstance(ctx.run_function, UnderRules):

@@ -67,7 +67,7 @@ from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from types import CodeType
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -83,6 +83,9 @@ from shardbook.foundations.agreement import (
     until,
 )
 from shardbook.foundations.hook_context import frame_of
+
+if TYPE_CHECKING:
+    from shardbook.foundations.exchange_order import Order
 
 __all__ = [
     "Progress",
@@ -115,7 +118,7 @@ class Standstill:
 
     def __init__(
         self,
-        meeting: Any,
+        meeting: Meeting,
         progress: Progress,
         *,
         blocks: bool,
@@ -525,7 +528,7 @@ def whole_stack(thread: int) -> str:
 BEAT, BEATS = timedelta(seconds=5), 12
 
 
-def start_monitor(order: Any) -> threading.Thread | None:
+def start_monitor(order: Order, meeting: Meeting) -> threading.Thread | None:
     """Start the monitor of an [order](exchange_order.py#Order).
 
     The thread ends with the order, with its process group, or with the program.
@@ -533,7 +536,7 @@ def start_monitor(order: Any) -> threading.Thread | None:
     :returns: the thread, which also ends once the ranks disagree; `None` if it would
         have nothing to do
     """
-    looks, meeting, standstill = not order.blocks, order.meeting, None
+    looks, standstill = not order.blocks, None
     period, beat = order.glance.total_seconds(), 0.0
     if after.limit is not None:
         waits = (type(order).watch.__code__, type(meeting).wait_for.__code__)
@@ -563,7 +566,7 @@ def start_monitor(order: Any) -> threading.Thread | None:
 
 
 def monitor(
-    meeting: Any,
+    meeting: Meeting,
     standstill: Standstill | None,
     looks: bool,
     over: threading.Event,
@@ -645,7 +648,7 @@ def stop(over: threading.Event, thread: threading.Thread) -> None:
 # [`join`](accumulate.py) is for ranks that are meant to have unequal numbers of batches.
 
 
-def announce_leaving(order: Any, meeting: Meeting) -> None:
+def announce_leaving(order: Order, meeting: Meeting) -> None:
     """Make this rank write into the store when its program ends or its model is dropped.
 
     :param order: the order of the model's exchanges, which lives as long as the model

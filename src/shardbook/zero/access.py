@@ -63,7 +63,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from shardbook.foundations.hook_context import frames_of
+from shardbook.foundations.hook_context import calls_of
 from shardbook.foundations.torch_private import (
     LIST_OPERATIONS,
     as_plain,
@@ -562,7 +562,7 @@ def guard_again(flat: Flat) -> None:
 
 def steps_under_way() -> int:
     """The number of optimizer steps under way, counted in the stack of calls."""
-    return sum(1 for _ in frames_of(_STEP))
+    return sum(1 for _ in calls_of(_STEP))
 
 
 # The function that PyTorch wraps around each optimizer's `step`, and that runs the

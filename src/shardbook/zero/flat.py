@@ -70,7 +70,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Flat",
     "flat_of",
-    "is_resizable",
     "is_sharded",
     "is_whole_form",
     "owner_of",
@@ -651,11 +650,6 @@ def resize(tensor: Tensor, numel: int) -> None:
         storage.resize_(numel * tensor.element_size())
         if numel:
             ask_for_large_pages(tensor)
-
-
-def is_resizable(tensor: Tensor) -> bool:
-    """Whether PyTorch may give the memory of a tensor back."""
-    return tensor.untyped_storage().resizable()
 
 
 # sidelit: depth Guards that have only a parameter, and need its vector, its kind or its version.

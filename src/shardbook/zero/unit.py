@@ -413,11 +413,6 @@ class Unit:
                     assert flat.sending is not None
                     flat.reducing = self.groups.mean(flat.sending)
 
-    def finish_reduce(self) -> None:
-        """Wait for the mean, and add it to the gradients of the model's parameters."""
-        while self.advance():
-            pass
-
     def advance(self) -> bool:
         """Wait for the exchange under way, then start the next one or store the mean.
 

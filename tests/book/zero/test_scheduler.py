@@ -1202,7 +1202,7 @@ def test_what_was_stored_before_is_stored_after(stage: int) -> None:
 
 # The state machine
 
-OPERATIONS = ("gather", "wait", "show", "hide", "free", "reduce", "finish_reduce", "expire", "backward")
+OPERATIONS = ("gather", "wait", "show", "hide", "free", "reduce", "advance", "expire", "backward")
 
 
 def every_sequence(stage: int, length: int) -> None:
@@ -1251,12 +1251,13 @@ def every_sequence(stage: int, length: int) -> None:
                 collected += 1
             elif operation == "reduce":
                 sent, collected = collected, 0
-            elif operation == "finish_reduce" and sent is not None:
+            elif operation == "advance" and sent is not None:
                 mean, sent, exchanges = mean + sent, None, exchanges + 1
             assert (unit.state.name, unit.shown, len(settled)) == (state, shown, exchanges), operations
             if state == "WHOLE":
                 assert all(map(torch.equal, flat.whole, expected)), operations
-        unit.finish_reduce()
+        while unit.advance():
+            pass
         unit.free()
         flat.decide(range(len(flat.parameters)))
         for parameter in flat.parameters:

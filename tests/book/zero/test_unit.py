@@ -126,7 +126,8 @@ def what_is_refused() -> None:
         unit.reduce()
         with pytest.raises(RuntimeError, match=f"^{unit.name} is being reduced; finish that first$"):
             unit.reduce()
-        unit.finish_reduce()
+        while unit.advance():
+            pass
 
 
 def test_a_unit_is_not_shown_before_it_is_whole_nor_reduced_twice_at_once() -> None:
