@@ -313,5 +313,5 @@ for way, mark in ((0, "o"), (1, "s")):
 #   parameters there.
 #
 # [Collectives](src:shardbook/foundations/collectives.py) is the library's own version, and [the byte
-# ledger](src:shardbook/foundations/collectives.py) says how its counts are checked against those of the
-# operating system.
+# ledger](src:shardbook/foundations/collectives.py#module/the-byte-ledger) says how its counts are checked
+# against those of the operating system.

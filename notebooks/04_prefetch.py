@@ -360,5 +360,6 @@ print("counted:  ", [most for _, most in found])
 #   does, and more tokens do.
 # - Each depth costs one more unit in memory.
 #
-# [Prefetching the next unit](src:shardbook/zero/scheduler.py) is the code that asks early, and
-# [labels](src:shardbook/foundations/hook_context.py) show the same actions in a trace of PyTorch's profiler.
+# [Prefetching the next unit](src:shardbook/zero/scheduler.py#module/prefetching-the-next-unit) is the code
+# that asks early, and [labels](src:shardbook/foundations/hook_context.py#module/labels-for-a-profiler) show
+# the same actions in a trace of PyTorch's profiler.

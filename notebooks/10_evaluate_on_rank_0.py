@@ -252,6 +252,6 @@ for number, (of_all, divided, alone_loss, gathered) in enumerate(labs.ranks(2, b
 # - All ranks evaluate a part each and weigh it by its size, or rank 0 gets a plain model.
 #
 # [The order of exchanges](src:shardbook/foundations/exchange_order.py) says how the ranks find out, [a rank
-# that leaves](src:shardbook/foundations/watchdog.py) what happens if one of them ends, and [the loss on
-# unseen
-# text](src:shardbook/train/loop.py) is the evaluation of the training program.
+# that leaves](src:shardbook/foundations/watchdog.py#module/a-rank-that-leaves) what happens if one of them
+# ends, and [the loss on unseen text](src:shardbook/train/loop.py#module/the-loss-on-unseen-text) is the
+# evaluation of the training program.

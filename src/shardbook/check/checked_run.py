@@ -72,7 +72,8 @@ def check(
     :param script: a Python file that calls `shard` and trains
     :param arguments: the arguments of the script
     :param steps: after how many optimizer steps to end the script
-    :param races: whether to look for [races between streams](checked_run.py), too
+    :param races: whether to look for [races between
+        streams](checked_run.py#module/checking-for-races-between-streams), too
     :returns: on rank 0 the findings of all ranks, on the others `None`
     :raises Mistake: if the script has ended without an error and never sharded a model
     """

@@ -4,15 +4,17 @@ r"""# Recording a run as if on a GPU
 > GPU would use.
 
 The program really runs, on CPU tensors, and its results are right. In addition the
-recorder writes [a list of events](race_replay.py) that a GPU would see. It models
+recorder writes [a list of events](race_replay.py#module/a-recording-of-streams) that a
+GPU would see. It models
 
 - **kernels**: each operation of PyTorch is one kernel on the current stream. The
   operation's schema says which tensors it reads and writes. They are recorded by
   storage, so two parts of one storage count as the same memory. A backward pass runs on
   the stream of its forward pass, which in this library is the compute stream.
-- **streams, events and NCCL**: [the modelled device](race_recorder.py) records them. A
+- **streams, events and NCCL**: [the modelled
+  device](race_recorder.py#module/a-modelled-device-with-streams) records them. A
   synchronous collective runs on the current stream.
-- **memory and the host**: [the next chapter](race_recorder.py) records both. Memory from
+- **memory and the host**: [a later section](#module/memory-and-the-host-in) records both. Memory from
   `host_memory` is on the host, and so are tensors that PyTorch computes from it. All
   other tensors count as tensors of the device, and their `is_cpu` is false.
 

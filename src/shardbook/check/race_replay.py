@@ -5,9 +5,10 @@ r"""# Finding races in a recording
 
 PyTorch has a checker for races on a CUDA device. For each kernel it knows which other
 kernels have surely finished before. This chapter gives the checker [a
-recording](race_replay.py) instead of a device. So one recording can be checked again
-and again, even with one wait left out. If there is no race without a wait, the wait is
-not needed. In this way the tests show that each wait of the library is necessary.
+recording](race_replay.py#module/a-recording-of-streams) instead of a device. So one
+recording can be checked again and again, even with one wait left out. If there is no
+race without a wait, the wait is not needed. In this way the tests show that each wait
+of the library is necessary.
 
 ```python
 with Recorder() as recorder:

@@ -9,7 +9,7 @@ alone. The loss falls as usual, but seven ranks have done nothing useful. So the
 compare the tensors with which they call the model. If all ranks had equal tensors in
 every forward pass of the run, the check reports an error. Equal tensors in a single
 forward pass are allowed, because a batch may repeat at the end of
-[`join`](accumulate.py).
+[`join`](accumulate.py#module/unequal-numbers-of-batches-on).
 
 Two more faults are visible at the beginning of a forward pass. A model that was left in
 `eval()` mode trains without dropout and does not update the statistics of its norms.

@@ -228,11 +228,12 @@ def listed(names: Iterable[str], most: int = 4) -> str:
 # the second half from rank 1's, without an error. So the check compares the values before
 # they are cut.
 #
-# The gradient of a parameter outside of all units is not averaged. An optimizer that mixes
-# such parameters with sharded ones [is refused](refusals.py). But an optimizer that has
-# only such parameters is allowed, because it may train a second model whose gradients the
-# program averages itself. The values tell the two cases apart. If they were equal on all
-# ranks before the steps and differ afterwards, each rank has trained alone.
+# The gradient of a parameter outside of all units is not averaged. An optimizer that
+# mixes such parameters with sharded ones [is
+# refused](refusals.py#module/parameters-that-belong-to-no). But an optimizer that has
+# only such parameters is allowed, because it may train a second model whose gradients
+# the program averages itself. The values tell the two cases apart. If they were equal
+# on all ranks before the steps and differ afterwards, each rank has trained alone.
 #
 # Buffers may differ between ranks, because each rank's [batch
 # norm](model.py#copy_buffers) computes the statistics of its own data. A note names these

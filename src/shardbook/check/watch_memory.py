@@ -3,10 +3,11 @@ r"""# Checking the stored bytes
 > The check counts the parameters and the optimizer state after the last step, and
 > compares the parameters with the plan.
 
-[The plan](forecast.py) gives the bytes of each unit that a rank stores between two
-steps. In stage 3 these are its part of the parameters, in stages 1 and 2 the whole
-vector as well. The optimizer state is counted, but has no plan: AdamW stores two numbers
-for each parameter, plain SGD none, and your optimizer is unknown to the library.
+[The plan](forecast.py#module/the-bytes-of-a-policy) gives the bytes of each unit that a
+rank stores between two steps. In stage 3 these are its part of the parameters, in
+stages 1 and 2 the whole vector as well. The optimizer state is counted, but has no
+plan: AdamW stores two numbers for each parameter, plain SGD none, and your optimizer is
+unknown to the library.
 
 The check counts the bytes of tensors, and not the blocks of the allocator. It does not
 compare the peak, because the peak depends on the activations that your model's
@@ -103,13 +104,15 @@ def nbytes(tensors: list[Tensor]) -> int:
 #
 # > The check counts the bytes that each unit sends, and compares them with the formula.
 #
-# [The ledger](collectives.py) counts the bytes of each collective, but not for which unit it
-# was. [The labels](hook_context.py) say which unit is gathering or reducing. Together they give
-# the bytes by unit and kind. Few bytes are sent outside of all labels: the flags of [the
-# used parameters](unused.py), and the norms of [clipping](clip.py).
+# [The ledger](collectives.py#module/the-byte-ledger) counts the bytes of each
+# collective, but not for which unit it was. [The
+# labels](hook_context.py#module/labels-for-a-profiler) say which unit is gathering or
+# reducing. Together they give the bytes by unit and kind. Few bytes are sent outside of
+# all labels: the flags of [the used parameters](unused.py), and the norms of
+# [clipping](clip.py).
 #
-# The formula is that of [the plan](forecast.py). A flat vector with $P_u$ elements
-# sends for each gather and each reduction
+# The formula is that of [the plan](forecast.py#module/the-bytes-of-a-policy). A flat
+# vector with $P_u$ elements sends for each gather and each reduction
 #
 # $$\text{gather} = b\,(P_u - S_u) \qquad \text{reduce} = s\,(P_u - S_u)$$
 #

@@ -14,7 +14,7 @@ the script, and removes its hooks at the end:
 
 | moment | source |
 |---|---|
-| a model is sharded, a unit acts | [observers](hook_context.py) |
+| a model is sharded, a unit acts | [observers](hook_context.py#module/observers-a-program-that-watches) |
 | a forward pass of a sharded model begins | a hook of the model, which runs before the unit is gathered |
 | a backward pass begins | a wrapper of `torch.autograd.backward`, which `loss.backward()` calls |
 | an optimizer steps | PyTorch's hooks for all optimizers |
@@ -198,7 +198,9 @@ class Watched:
                 getattr(watch, moment)(*about)
 
     def begins(self, act: str, about: Any) -> None:
-        """[An observer's](hook_context.py) method for the beginning of `shard` or of a unit's act."""
+        """[An observer's](hook_context.py#module/observers-a-program-that-watches) method
+        for the beginning of `shard` or of a unit's act.
+        """
         if act == "shard":
             # After the model, the options follow as pairs of a name and a value.
             options: dict[str, Any] = dict(
@@ -478,12 +480,12 @@ _LIBRARIES = (
 # > Some faults show only when ranks compare what they have done, so they exchange notes
 # > through the store.
 #
-# Suppose every rank trains on the same batch. No rank can detect this fault alone, because
-# each sees a normal batch. So the ranks of a checked run compare notes. They do not use
-# collectives for this, because the order of the collectives is itself checked. Instead
-# each rank writes a short text into the *store*, the small table through which the ranks
-# [found each other](agreement.py). Then it reads the texts of the others under the
-# same key.
+# Suppose every rank trains on the same batch. No rank can detect this fault alone,
+# because each sees a normal batch. So the ranks of a checked run compare notes. They do
+# not use collectives for this, because the order of the collectives is itself checked.
+# Instead each rank writes a short text into the *store*, the small table through which
+# the ranks [found each other](agreement.py#module/rounds-through-the-store). Then it
+# reads the texts of the others under the same key.
 #
 # A rank whose program took another branch may never write its note. The other ranks wait
 # for it up to a limit. For a rank that has ended they do not wait at all.

@@ -200,7 +200,7 @@ def modules_in(function: Any) -> Iterator[nn.Module]:
 
     A method other than `forward` may run only a part of its module, so its module is
     not included. The rest of the module may change meanwhile, for example by an
-    optimizer that [steps in the backward pass](accumulate.py).
+    optimizer that [steps in the backward pass](accumulate.py#module/stepping-inside-the-backward-pass).
     """
     if isinstance(function, nn.Module):
         yield function
@@ -215,8 +215,9 @@ def modules_in(function: Any) -> Iterator[nn.Module]:
 
 
 def name_of(function: Any) -> str:
-    """The name of a checkpointed function in [a trace](hook_context.py): the names of its
-    modules, or else Python's name for the function.
+    """The name of a checkpointed function in [a
+    trace](hook_context.py#module/labels-for-a-profiler): the names of its modules, or
+    else Python's name for the function.
     """
     names = [name_of_module(module) for module in modules_in(function)]
     if names:

@@ -2,11 +2,12 @@ r"""# The cheapest plan for a budget
 
 > For a given number of bytes, the segments with the least recomputation are found exactly.
 
-[A cut into equal segments](checkpointing.py) is a good choice for equal layers. The layers
-of a real chain differ: some save many bytes and cost few FLOPs, others the opposite.
-And you usually know how many bytes you have, rather than how many segments you want. So
-`cheapest` finds [the plan](budget.py) with the least cost among those whose peak of
-saved bytes is within a budget. This budget is not the whole memory of a device:
+[A cut into equal segments](checkpointing.py#module/checkpointing-a-chain-in-segments)
+is a good choice for equal layers. The layers of a real chain differ: some save many
+bytes and cost few FLOPs, others the opposite. And you usually know how many bytes you
+have, rather than how many segments you want. So `cheapest` finds [the
+plan](budget.py#module/the-memory-and-the-cost) with the least cost among those whose
+peak of saved bytes is within a budget. This budget is not the whole memory of a device:
 parameters, gradients, optimizer state, workspaces and the allocator's fragments need
 room beside it.
 
@@ -241,11 +242,12 @@ def worth_having(ways: Iterable[Way]) -> list[Way]:
 # > For a cut of a chain into kept and checkpointed segments, the peak of saved bytes and
 # > the FLOPs follow exactly.
 #
-# A *plan* cuts [a chain](checkpointing.py) into segments, and each segment is either kept or
-# checkpointed. In a kept segment all tensors that its layers save stay in memory. Of a
-# checkpointed segment only the input stays, and the backward pass runs the segment once
-# more. A plan has a *cost*, the FLOPs of these second runs, and a *peak*, the most bytes
-# that autograd saves at one moment:
+# A *plan* cuts [a chain](checkpointing.py#module/checkpointing-a-chain-in-segments)
+# into segments, and each segment is either kept or checkpointed. In a kept segment all
+# tensors that its layers save stay in memory. Of a checkpointed segment only the input
+# stays, and the backward pass runs the segment once more. A plan has a *cost*, the
+# FLOPs of these second runs, and a *peak*, the most bytes that autograd saves at one
+# moment:
 #
 # $$M = \max_s \bigl(p_1 + \dots + p_s + r_s\bigr)$$
 #

@@ -50,7 +50,7 @@ temporaries and what the allocator holds in reserve come on top:
 |---|---|---|---|
 | no checkpoint | 12.77 MB | 12.77 MB | 0.00 |
 | one around the model | 0.00 MB | 12.77 MB | 0.99 |
-| [four equal segments](checkpointing.py), the last kept | 2.37 MB | 4.21 MB | 0.75 |
+| [four equal segments](#module/checkpointing-a-chain-in-segments), the last kept | 2.37 MB | 4.21 MB | 0.75 |
 | each layer | 0.85 MB | 1.77 MB | 0.71 |
 | each block | 0.92 MB | 1.78 MB | 0.71 |
 | each block, [reentrant](reentrant.py) | 0.92 MB | 1.78 MB | 0.99 |
@@ -191,9 +191,9 @@ def checkpoint(
 
     This function works like `torch.utils.checkpoint.checkpoint`, but the non-reentrant
     variant is the default. All options of PyTorch's function exist here, with the same
-    meaning, and [the blocks that set some of them](determinism.py) have their effect
-    here, too. Inside [compiled code](traced.py) a call becomes a call of PyTorch's
-    function.
+    meaning, and [the blocks that set some of
+    them](determinism.py#module/the-blocks-of-pytorch-that) have their effect here, too.
+    Inside [compiled code](traced.py) a call becomes a call of PyTorch's function.
     """
     options = Options(
         use_reentrant,
@@ -346,7 +346,7 @@ class Checkpointed:
     def __init__(self, module: nn.Module, options: Options, name: str) -> None:
         self.options = options
         self.module = weakref.ref(module)
-        # For [the labels of a trace](hook_context.py).
+        # For [the labels of a trace](hook_context.py#module/labels-for-a-profiler).
         self.checkpointed_as = name
         # Another library may have set a `forward` on this one object. `None` means the
         # method of the class.
@@ -631,7 +631,8 @@ def run(
     input: Any,
     **options: Any,
 ) -> Any:
-    """Run a chain by the segments of [an equal cut](#cut) or of [a plan](budget.py).
+    """Run a chain by the segments of [an equal cut](#cut) or of [a
+    plan](budget.py#module/the-memory-and-the-cost).
 
     :param options: those of [`checkpoint`](checkpointing.py#checkpoint)
     :raises TypeError: if an option is unknown, even if no segment is checkpointed

@@ -27,7 +27,7 @@ for any formula.
 
 ## Inside sharded units, and around them
 
-In [stage 3](unit.py) a unit is gathered for each use, and a second run is a use. In
+In [stage 3](unit.py#module/stage-3) a unit is gathered for each use, and a second run is a use. In
 the other stages the parameters are always whole, so a checkpoint costs no gather:
 
 | checkpointed | gathers of a unit in a step |

@@ -45,7 +45,7 @@ second run. Others are not, among them the default dtype, the kernels that `sdpa
 allows, the cache of `parametrize.cached`, whether TF32 or nondeterministic kernels are
 allowed, dispatch modes, and the current stream. Set these inside the function. If the
 second run is on another stream than the first, streams [wait for its
-tensors](arguments.py).
+tensors](arguments.py#module/tensors-that-cross-streams).
 
 Autograd uses one thread for each device, so two recomputations may run at the same
 time. If they restore generators, they [take turns](rng.py#RNGState.restored).

@@ -4,8 +4,9 @@ r"""# A segment of a reentrant checkpoint
 
 To run a function again, [the reentrant variant](reentrant.py) also needs the arguments,
 and [the settings](segment.py#Settings) around the first run. A *segment* is the
-function together with these. (The segments of [a chain](checkpointing.py) are something
-else: ranges of layers.)
+function together with these. (The segments of [a
+chain](checkpointing.py#module/checkpointing-a-chain-in-segments) are something else:
+ranges of layers.)
 
 The arguments are taken apart. The tensors are saved by autograd, which frees them after
 the backward pass and detects whether they were changed. The rest is kept as it is, with

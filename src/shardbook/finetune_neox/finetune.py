@@ -15,13 +15,13 @@ step of this program has its own chapter:
 |---|---|
 | build the model without its weights | [opening a pretrained model](pretrained.py) |
 | choose the trained parameters | [by a pattern](tuned_folder.py), or [LoRA](tuned_folder.py) |
-| choose the units | [blocks, embedding and output layer](pretrained.py) |
+| choose the units | [blocks, embedding and output layer](pretrained.py#module/choosing-the-units-of-a) |
 | shard the model, and read the weights | [loading into shards](tuned_folder.py) |
 | train | [the steps of the training program](train.py) |
 | write the result | [a copy of the folder with new values](tuned_folder.py) |
 
 No rank ever holds the whole model. At the end a table shows the bytes that a rank stored
-while loading and between steps, next to those of [the plan](finetune.py).
+while loading and between steps, next to those of [the plan](finetune.py#module/planning-the-memory-of-fine).
 
 Text, learning-rate schedule, evaluation, checkpoints, `SIGTERM` and tracking work as in
 [the training program](train.py), with the same options. A checkpoint does not contain
@@ -259,9 +259,9 @@ def show_plan(options: argparse.Namespace, beginning: Pretrained) -> int:
 # The plan needs only the shapes of the model and the heads of its files. For the GPT-NeoX
 # of 20.6 billion parameters it reads less than a megabyte.
 #
-# - While the model is loaded, a rank stores its shards, the buffers, and 1 MB for reading.
-#   During [the construction](planner.py) it may store more. The plan computes the
-#   larger number exactly.
+# - While the model is loaded, a rank stores its shards, the buffers, and 1 MB for
+#   reading. During [the construction](planner.py#module/the-peak-of-a-construction) it
+#   may store more. The plan computes the larger number exactly.
 # - Between steps, a rank stores shards, buffers, AdamW's moments of the trained
 #   parameters, step counters and text. This number is exact, too.
 # - In a step, a rank also stores gradients of the trained parameters and three vectors of
@@ -459,9 +459,10 @@ def plan_figures(
 #
 # > The report shows the losses, and the counted bytes next to the planned ones.
 #
-# [The meter](forecast.py) measures the loading and the last step. Each rank has its own
-# forecast. The table shows the largest numbers of all ranks, because every rank needs
-# enough memory. With `--json` all numbers are written to a file:
+# [The meter](forecast.py#module/counting-the-stored-bytes) measures the loading and the
+# last step. Each rank has its own forecast. The table shows the largest numbers of all
+# ranks, because every rank needs enough memory. With `--json` all numbers are written
+# to a file:
 #
 # | name | meaning | one entry for each |
 # |---|---|---|

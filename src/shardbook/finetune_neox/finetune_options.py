@@ -3,10 +3,11 @@ r"""# The options of fine-tuning
 > Three groups of options set the model, the trained parameters and the result. The
 > others are those of training.
 
-A fine-tuning run has most [options of a training run](options.py): the text, the
-steps, the ZeRO stage, precision, checkpoints and output. It has three groups of its own.
-`--model pythia-1b` names the pretrained model, `--train biases` chooses the trained
-parameters, and `--out tuned` names the folder of the result.
+A fine-tuning run has most [options of a training
+run](options.py#module/the-option-groups-of-the): the text, the steps, the ZeRO stage,
+precision, checkpoints and output. It has three groups of its own. `--model pythia-1b`
+names the pretrained model, `--train biases` chooses the trained parameters, and `--out
+tuned` names the folder of the result.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def model(add: Add) -> None:
 
 
 def trained(add: Add) -> None:
-    """The options for [the trained parameters](tuned_folder.py)."""
+    """The options for [the trained parameters](tuned_folder.py#module/training-a-subset-of-the)."""
     add(
         "--train",
         type=phrase,

@@ -21,9 +21,9 @@ the same way as the original.
 Only what describes the model is copied besides the weights: its configuration, its
 tokenizer and its licence. Code is not copied, because the run has not used it.
 
-LoRA matrices are not in the original files. So they are written into a separate file, in
-[peft's](tuned_folder.py) format. A run that began with a random model writes [the whole
-model](model_folder.py).
+LoRA matrices are not in the original files. So they are written into a separate file,
+in [peft's](tuned_folder.py#module/lora-through-peft) format. A run that began with a
+random model writes [the whole model](model_folder.py).
 
 :notation $r$: `rank`, the number of columns of `B`
 :notation $\alpha$: a factor, here $2r$
@@ -383,7 +383,7 @@ def library() -> Any:
 # |---|---|
 # | `biases` | every parameter whose name ends in `bias` |
 # | `all` | every parameter |
-# | `lora` | small matrices [that peft adds](tuned_folder.py) |
+# | `lora` | small matrices [that peft adds](tuned_folder.py#module/lora-through-peft) |
 # | any other word | every parameter whose name contains a match of this regular expression |
 #
 # Trained parameters are stored in FP32, even if the folder has another dtype. In 16 bits
@@ -449,13 +449,14 @@ def keep_16_bits(start: Pretrained, policy: Policy) -> None:
 # | `shard` allocates and cuts [one unit after the other](construct.py) | its shards, and one unit |
 # | each rank reads its elements from the files | its shards, and 1 MB |
 #
-# A rank knows [which elements of which tensor](optimizer_entries.py) it has, and [the head of a
-# file](tensor_file.py) says where their bytes are. So the rank reads them directly. Each
-# of $N_d$ ranks reads $1/N_d$ of the files, and nothing is sent.
+# A rank knows [which elements of which
+# tensor](optimizer_entries.py#module/what-a-rank-stores-in) it has, and [the head of a
+# file](tensor_file.py) says where their bytes are. So the rank reads them directly.
+# Each of $N_d$ ranks reads $1/N_d$ of the files, and nothing is sent.
 #
 # While a unit is cut, its parameters are zeros, because they will be overwritten. Buffers,
 # such as the angles of rotary embeddings, get their values from the library as usual. [A
-# formula](planner.py) gives the bytes that a rank stores meanwhile.
+# formula](planner.py#module/the-peak-of-a-construction) gives the bytes that a rank stores meanwhile.
 
 
 def shard_and_load(

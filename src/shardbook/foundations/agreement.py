@@ -286,7 +286,8 @@ def rule(*steps: Step | None) -> str:
     begun = [step for step in steps if step is not None and step.number == 0]
     if any(step.action == "leave" for step in begun):
         return UNEVEN
-    # A kind that mentions [newly frozen parameters](whole_parameter.py) is no other kind.
+    # A kind that mentions [newly frozen
+    # parameters](whole_parameter.py#module/freezing-and-unfreezing) is no other kind.
     kinds = {step.kind.rpartition(") ")[2] for step in begun}
     return f"{RULE}; {UNEVEN}" if len(kinds) > 1 else RULE
 
@@ -326,11 +327,12 @@ def rule(*steps: Step | None) -> str:
 # Several ranks may find an end at the same moment. So `decided` is written only if it is
 # empty, and every rank takes the value that is there.
 #
-# A rank that is only late causes no disagreement. In the first step one rank may compile
-# for minutes while the others have finished. These [report it](watchdog.py) after one
-# minute. They wait as long as they would wait in an exchange, which is the time limit of
-# their process group. After that they raise an error that names the ranks that have not
-# come. A rank of this machine that [has died](agreement.py) is named within a second.
+# A rank that is only late causes no disagreement. In the first step one rank may
+# compile for minutes while the others have finished. These [report it](watchdog.py)
+# after one minute. They wait as long as they would wait in an exchange, which is the
+# time limit of their process group. After that they raise an error that names the ranks
+# that have not come. A rank of this machine that [has
+# died](agreement.py#module/a-rank-whose-process-has) is named within a second.
 
 
 class Meeting:
@@ -360,7 +362,9 @@ class Meeting:
         # has waited](watchdog.py#waits_in) for a while.
         self.issued = 0
         self.waits_in = -1
-        # Another thread [may read the store](watchdog.py) while this one is in no round.
+        # Another thread [may read the
+        # store](watchdog.py#module/a-monitor-thread-for-ranks) while this one is in no
+        # round.
         self.lock = threading.Lock()
         # This rank's report about [a standstill](watchdog.py) that lasts.
         self.standstill = ""
@@ -460,7 +464,7 @@ class Meeting:
             # If the store has ended, this raises an error.
             if self.store.check([key]):
                 return True
-            # A rank that [has died](agreement.py) will not come.
+            # A rank that [has died](agreement.py#module/a-rank-whose-process-has) will not come.
             if clock() >= end or ended(self.store, self.missing()):
                 return False
 
@@ -623,12 +627,13 @@ def limit_of(group: Any, otherwise: timedelta) -> timedelta:
 #
 # > A killed rank sends no message, but the operating system knows that its process is gone.
 #
-# Suppose rank 1 is killed while rank 0 waits for it in [a round](agreement.py). From
-# the store alone, rank 0 cannot tell a killed rank from one that is compiling. After a
-# minute it would [report](watchdog.py) that rank 1 does not come, without the reason,
-# and it would wait until the time limit of the process group. So each rank writes into
-# the store which process it is. A rank that has waited for a second looks up the
-# processes of the ranks that have not come:
+# Suppose rank 1 is killed while rank 0 waits for it in [a
+# round](agreement.py#module/rounds-through-the-store). From the store alone, rank 0
+# cannot tell a killed rank from one that is compiling. After a minute it would
+# [report](watchdog.py) that rank 1 does not come, without the reason, and it would wait
+# until the time limit of the process group. So each rank writes into the store which
+# process it is. A rank that has waited for a second looks up the processes of the ranks
+# that have not come:
 #
 # | entry of a rank in the store | answer of the system | conclusion |
 # |---|---|---|

@@ -35,7 +35,7 @@ count that each rank sends exactly these bytes. NCCL chooses between rings and t
 itself, so there the figures are computed and not counted.
 
 **An all-reduce is a reduce-scatter and then an all-gather.** Ordinary data parallel
-training runs the two halves without a pause, and so does [stage 0](unit.py) of
+training runs the two halves without a pause, and so does [stage 0](unit.py#module/stage-0) of
 this book. ZeRO computes between the two halves. After the first half each rank holds
 one finished piece of the gradient, and updates that piece of the parameters. Only then
 do the ranks gather the result. The [ZeRO paper](bib:rajbhandari2020zero) counts, for
@@ -213,8 +213,8 @@ def reduce_scatter_mean(
     sent = (world_size - 1) * flat.nbytes // world_size
     record("reduce-scatter", world_size, flat.nbytes, sent)
     # gloo's own reduce-scatter sends twice as many bytes as [an exchange of the
-    # pieces](collectives.py). The exchange also sends 16-bit values as they are, and lets
-    # this rank choose the order of the sum.
+    # pieces](collectives.py#module/all-to-all-instead-of). The exchange also sends
+    # 16-bit values as they are, and lets this rank choose the order of the sum.
     if _on_gloo(flat, group):
         works, rows = exchange(flat, group)
         return PendingReduce(works, rows, flat, world_size, dtype)

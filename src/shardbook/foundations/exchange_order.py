@@ -31,10 +31,10 @@ all raise one error.
 A rank that keeps to the known order does not come to the round. It starts its exchange
 and waits for the others. While it waits it reads the store, finds the open round there,
 and raises the same error. Only gloo lets a thread do that while it waits. On other
-backends [a separate thread](watchdog.py) reads the store. The error is then in the log
-of each rank within some seconds, and the program raises it at its next exchange. If the
-program already waits for the device, the backend ends it at the time limit of the
-process group.
+backends [a separate thread](watchdog.py#module/a-monitor-thread-for-ranks) reads the
+store. The error is then in the log of each rank within some seconds, and the program
+raises it at its next exchange. If the program already waits for the device, the backend
+ends it at the time limit of the process group.
 
 No wrong values have been exchanged at that moment. The exchange that was started has no
 partner, and the rank that deviates has started none.
@@ -87,9 +87,9 @@ class Order:
         if self.meeting is not None:
             announce_leaving(self, self.meeting)
         # On other backends than gloo `wait` only queues a wait on the device, and with
-        # a time limit it would block this thread. So there [another thread](watchdog.py)
-        # reads the store. On every backend that thread also reports [a
-        # standstill](watchdog.py).
+        # a time limit it would block this thread. So there [another
+        # thread](watchdog.py#module/a-monitor-thread-for-ranks) reads the store. On
+        # every backend that thread also reports [a standstill](watchdog.py).
         backend = f"{torch.device(device).type}:gloo"
         self.blocks = backend in dist.get_backend_config(group).split(",")
         self.kind = "first"

@@ -450,7 +450,7 @@ def join(task: Task, place: Place, number: int) -> tuple[Callable[..., object], 
         # Otherwise gloo looks the machine's own name up, which needs a network.
         os.environ["GLOO_SOCKET_IFNAME"] = loopback
     device = task.begin(number) if task.begin else None
-    # Their constructors have no types.
+    # The constructors of stores have no types in PyTorch.
     stores: Any = dist
     store = stores.PrefixStore(place.prefix, stores.TCPStore("127.0.0.1", place.port))
     dist.init_process_group(

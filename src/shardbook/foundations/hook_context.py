@@ -483,10 +483,11 @@ _COLLECTION = RLock()
 #
 # > A program that watches a run is called when a model is sharded and when a unit acts.
 #
-# `python -m shardbook.check` [watches a script](checked_run.py) for a few steps. It needs
-# to know which models were sharded, and for which unit each byte is sent. The library
-# calls it in two places: around [`shard`](model.py#shard), and in [the labels](hook_context.py)
-# that are around each action of a unit anyway.
+# `python -m shardbook.check` [watches a script](checked_run.py) for a few steps. It
+# needs to know which models were sharded, and for which unit each byte is sent. The
+# library calls it in two places: around [`shard`](model.py#shard), and in [the
+# labels](hook_context.py#module/labels-for-a-profiler) that are around each action of a
+# unit anyway.
 #
 # In a normal run the list of observers is empty. A call then checks whether the list is
 # empty, and that is its whole cost.
@@ -655,10 +656,10 @@ def profiler_labels(on: bool) -> None:
 #
 # > When PyTorch's reentrant checkpoint runs a function again, norms compute in FP32 as in the first run.
 #
-# [The rules for norms and losses](policy.py) are in force while a sharded model's
+# [The rules for norms and losses](policy.py#module/norms-and-losses) are in force while a sharded model's
 # `forward` runs. A checkpoint runs a part of that `forward` again in the backward pass.
 # If the part is a module, the module's hooks put the rules in force again. [This book's
-# checkpoint](segment.py) carries the rules over for any function. PyTorch's
+# checkpoint](segment.py#module/restoring-autocast) carries the rules over for any function. PyTorch's
 # checkpoint does not carry them over, so its second run computes in 16 bits. With
 # `use_reentrant=False` it compares the two runs and raises an error. With
 # `use_reentrant=True` it compares nothing, so the gradients would belong to another

@@ -35,8 +35,9 @@ are **padding**: 28 elements beside 68 values. Padding does not grow with the va
 FP32, without [a policy](policy.py), the padding is less than 16 elements for each
 parameter and less than $16 N_d$ at the end. With 16 bits both bounds are twice as
 large. For a transformer block of 12 FP32 parameters on 8 ranks that is less than 320
-elements, beside some millions of values. If the model is [repeated](collectives.py), the
-bound at the end is multiplied by the number of copies.
+elements, beside some millions of values. If the model is
+[repeated](collectives.py#module/ranks-that-share-a-model), the bound at the end is
+multiplied by the number of copies.
 
 **Whole matrices.** An optimizer such as Muon computes with a whole matrix. For it the
 cuts of a vector can fall between the parameters, [in a vector of their
@@ -202,7 +203,7 @@ def plan(
     A vector has one dtype. If it mixed frozen parameters with trainable ones, values
     that never change would need gradient memory and a reduce-scatter. For the same
     reason parameters are separated by the dtype in which modules [compute with
-    them](flat.py).
+    them](flat.py#Flat/master-weights).
 
     >>> layer = nn.Linear(3, 5)
     >>> layer.bias = nn.Parameter(layer.bias.detach(), requires_grad=False)

@@ -667,14 +667,15 @@ def start_reduce_scatter(result: Tensor, full: Tensor, *, group: Any) -> Work:
 
 # **Losses that older versions lack.** `linear_cross_entropy`
 # contains the product of a model's head, so this product, too, is computed [in
-# FP32](policy.py).
+# FP32](policy.py#module/norms-and-losses).
 NEWER_LOSSES: tuple[Callable[..., Any], ...] = tuple(
     getattr(F, name) for name in ("linear_cross_entropy",) if hasattr(F, name)
 )
 
-# **Autocast.** The operations that have a rule [in autocast's tables](autocast.py) in
-# some of the versions only. Version 2.12 added `rms_norm` on CUDA. Version 2.14 added
-# `linalg_matrix_sqrth` on every device, and removed `cholesky` and `qr`.
+# **Autocast.** The operations that have a rule [in autocast's
+# tables](autocast.py#module/the-rules-of-autocast) in some of the versions only.
+# Version 2.12 added `rms_norm` on CUDA. Version 2.14 added `linalg_matrix_sqrth` on
+# every device, and removed `cholesky` and `qr`.
 NEWER_IN_FP32 = frozenset(
     (["rms_norm"] if since("2.12") else [])
     + (["linalg_matrix_sqrth"] if since("2.14") else [])

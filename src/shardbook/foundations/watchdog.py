@@ -21,13 +21,14 @@ The log of rank 1 says that rank 0 waits, and shows the whole call stack of rank
 lines in the report are those of the user's program: the innermost call that belongs
 neither to PyTorch nor to this library nor to Python itself.
 
-A thread of each rank [wakes up](watchdog.py) every few seconds and writes into the store
-how many exchanges its rank has started. Only if its own rank has started none for a
-while does the thread read the records of the other ranks. A training step pays almost
-nothing for this, because the rank's own thread records its exchanges in memory. The
-other thread has its own connection to the store. A connection serves one caller at a
-time, and in [a round](agreement.py) the rank itself occupies its connection while it
-waits.
+A thread of each rank [wakes up](watchdog.py#module/a-monitor-thread-for-ranks) every
+few seconds and writes into the store how many exchanges its rank has started. Only if
+its own rank has started none for a while does the thread read the records of the other
+ranks. A training step pays almost nothing for this, because the rank's own thread
+records its exchanges in memory. The other thread has its own connection to the store. A
+connection serves one caller at a time, and in [a
+round](agreement.py#module/rounds-through-the-store) the rank itself occupies its
+connection while it waits.
 
 | what the thread finds | report |
 |---|---|
@@ -47,7 +48,7 @@ own while another is in its data loader, there is no report.
 If a rank has written nothing for 15 seconds, its process may have ended, its machine
 may be unreachable, or the rank may hang in an extension that holds Python's lock. The
 report says so. For a process of this machine the system tells [whether it has
-died](agreement.py).
+died](agreement.py#module/a-rank-whose-process-has).
 """
 
 from __future__ import annotations
@@ -384,7 +385,7 @@ class Record(NamedTuple):
 
     :param beat: how often it has written
     :param started: how many exchanges it has started
-    :param rounds: how many [rounds](agreement.py) it has left
+    :param rounds: how many [rounds](agreement.py#module/rounds-through-the-store) it has left
     :param wish: the step of the next round, if it has come to that round
     :param last: the exchange that it has started last
     :param still: the seconds for which it has started no exchange and come to no round
@@ -634,18 +635,19 @@ def stop(over: threading.Event, thread: threading.Thread) -> None:
 # A rank leaves in one of two ways:
 #
 # - **Its program ends, or drops the model.** The rank then opens [a
-#   round](agreement.py) and does not wait for the answer. The round says that after
-#   5049 exchanges this rank is about to leave. A rank that starts exchange 5050 finds the
-#   round in the store within a second, and raises the error. If all ranks leave after the
-#   same number of exchanges, no rank reads the round.
+#   round](agreement.py#module/rounds-through-the-store) and does not wait for the answer.
+#   The round says that after 5049 exchanges this rank is about to leave. A rank that
+#   starts exchange 5050 finds the round in the store within a second, and raises the
+#   error. If all ranks leave after the same number of exchanges, no rank reads the round.
 # - **Its program continues without the model, or is killed.** It may wait at a barrier of
 #   its own, for example. Then the exchange of the other ranks fails in the end. Each rank
 #   that has waited in the exchange for more than a second has written so into the store.
 #   The error names the ranks that have not, and the ranks of this machine [whose process
-#   has ended](agreement.py). If a rank is only late, the others [report it](watchdog.py)
-#   after a minute.
+#   has ended](agreement.py#module/a-rank-whose-process-has). If a rank is only late, the
+#   others [report it](watchdog.py) after a minute.
 #
-# [`join`](accumulate.py) is for ranks that are meant to have unequal numbers of batches.
+# [`join`](accumulate.py#module/unequal-numbers-of-batches-on) is for ranks that are
+# meant to have unequal numbers of batches.
 
 
 def announce_leaving(order: Order, meeting: Meeting) -> None:

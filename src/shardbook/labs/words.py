@@ -192,9 +192,10 @@ def mark_of_colab() -> str:
 # > An error shows the lines that the reader wrote, and not the layers of libraries below.
 #
 # Suppose that a cell calls an all-gather with a wrong shape. The traceback has twelve
-# frames, and eleven of them belong to PyTorch and to this library. The reader wrote one,
-# which is the line to change. So a lab shows the [lines of the reader's own
-# program](watches.py), and after them the last frame of all, where the error was raised.
+# frames, and eleven of them belong to PyTorch and to this library. The reader wrote
+# one, which is the line to change. So a lab shows the [lines of the reader's own
+# program](watches.py#module/the-line-of-the-program), and after them the last frame of
+# all, where the error was raised.
 #
 # A frame from another process arrives as a file, a line number and a function. For a cell
 # Jupyter invents a file, such as `/tmp/ipykernel_411/2874.py`. Only the notebook's kernel

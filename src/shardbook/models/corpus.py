@@ -31,7 +31,7 @@ __all__ = ["Reader", "Text", "read", "split"]
 
 
 class Text(Protocol):
-    """A sequence of tokens: a 1-D tensor, or [files](text.py) with slices of it."""
+    """A sequence of tokens: a 1-D tensor, or [files](text.py#module/memory-mapped-text) with slices of it."""
 
     def __len__(self) -> int: ...
 

@@ -24,7 +24,7 @@ $$\text{sent}_3 = 4\,\Bigl(3 \sum_u P_u + 2n\Bigr)\,\frac{N_d-1}{N_d} \qquad
 
 The first two figures are exact for any FP32 model without frozen parameters, if each
 unit runs once in a forward pass and each micro-batch exchanges its gradients. [A
-policy](forecast.py) changes the bytes of an element, and both remain exact.
+policy](forecast.py#module/the-bytes-of-a-policy) changes the bytes of an element, and both remain exact.
 
 The peak is known for stage 3 only, without a policy and without checkpoints. For [this
 GPT](gpt.py) on a CPU it is exact: the tests compare it with a count, byte for byte,
@@ -101,8 +101,8 @@ class Setup:
     :param optimizer: `"adamw"`, or `"sgd"` without momentum, which stores nothing
     :param text: the bytes of text that each rank holds
     :param stage: the stage of ZeRO
-    :param copies: the number of copies of the model; the ranks of [a row](collectives.py)
-        share one
+    :param copies: the number of copies of the model; the ranks of [a
+        row](collectives.py#module/ranks-that-share-a-model) share one
     :param policy: the dtypes in which the model computes and its gradients are sent,
         and whether the model is stored on the host
     :param checkpointed: whether the blocks recompute their activations
@@ -218,7 +218,7 @@ def steady_terms(setup: Setup, layouts: list[Layout], rank: int) -> dict[str, in
     The shards include their padding. The moments do not, since an optimizer sees only
     the slices. Below stage 3 the vectors stay whole, with $P_u$ instead of $S_u$. In
     stage 0 the moments are whole, too. The bytes of a policy are in [another
-    table](forecast.py).
+    table](forecast.py#module/the-bytes-of-a-policy).
     """
     kinds = total(layouts, setup.stage, setup.policy)
     terms = {"parameters": kinds.parameters + kinds.masters_on_host}
@@ -307,8 +307,8 @@ def units_in_flight(setup: Setup, layouts: list[Layout], k: int, rank: int = 0) 
 
     Unit `k` is unsharded, and the unit before it is being gathered. One vector collects
     the gradients of unit `k`. The vector of the unit after it is being exchanged, which
-    takes memory for [the received pieces](collectives.py). The later units have their
-    shard of the gradients.
+    takes memory for [the received pieces](collectives.py#module/all-to-all-instead-of).
+    The later units have their shard of the gradients.
     """
     full = [layout.padded for layout in layouts]
     gathered = sum(full[max(0, k - 1) : k + 1])
@@ -372,11 +372,12 @@ def pieces(layout: Layout, rank: int) -> list[int]:
 # moves only its own part: in $b$ bytes a number before each gather, or in stage 0 before
 # each forward pass, and in $s$ bytes after each exchange.
 #
-# If there are $R$ [copies of the model](collectives.py), the mean is then taken over them,
-# too, and $2s\,S_u\,(R-1)/R$ more bytes are sent.
+# If there are $R$ [copies of the
+# model](collectives.py#module/ranks-that-share-a-model), the mean is then taken over
+# them, too, and $2s\,S_u\,(R-1)/R$ more bytes are sent.
 #
 # These figures hold on every backend. Even on NCCL 16-bit gradients are sent in 16 bits,
-# by [an all-to-all](collectives.py), and added in FP32.
+# by [an all-to-all](collectives.py#module/all-to-all-instead-of), and added in FP32.
 
 
 @dataclass(frozen=True, slots=True)

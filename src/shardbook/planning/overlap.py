@@ -39,12 +39,13 @@ be a tenth of its time at most, then
 
 $$ b\,\Psi_u \ge 9\,\alpha\,N_d\,W $$
 
-From above, memory limits it: [two units are whole](scheduler.py) at a time. For a
-transformer, one block lies between these two limits on most machines.
+From above, memory limits it: [two units are
+whole](scheduler.py#module/prefetching-the-next-unit) at a time. For a transformer, one
+block lies between these two limits on most machines.
 
 The formulas leave out everything else: attention's own operations, which add to $t_c$;
 kernels that wait for memory; and an exchange that takes cores from the computation. So
-they say what is possible, and [a trace](tracking.py) shows what happened.
+they say what is possible, and [a trace](tracking.py#module/a-trace-of-one-step) shows what happened.
 
 ```sh
 python -m shardbook.planning.overlap --flops 400e12 --bandwidth 50e9 --ranks 8 --tokens 4096

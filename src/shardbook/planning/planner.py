@@ -17,7 +17,7 @@ The vectors of parameters and gradients include their [padding](layout.py). The 
 do not, since an optimizer sees only the parameters themselves: all $\Psi$ of them, or
 the $\Psi_r$ in this rank's slices. AdamW also counts the steps of each of the $n$
 tensors, in 4 bytes. The changes by [a policy](policy.py) are in [another
-table](forecast.py).
+table](forecast.py#module/the-bytes-of-a-policy).
 
 **Between steps** a rank stores parameters and optimizer state.
 
@@ -135,8 +135,8 @@ def own_bytes(
 
     :param extra: the bytes of activations; `None` if they are not known, as under a
         policy with a `param_dtype` or offload
-    :param policy: the policy, which [changes the bytes](forecast.py)
-    :param copies: the number of [copies of the model](collectives.py)
+    :param policy: the policy, which [changes the bytes](forecast.py#module/the-bytes-of-a-policy)
+    :param copies: the number of [copies of the model](collectives.py#module/ranks-that-share-a-model)
     """
     setup = Setup(
         Config(), layouts[0].world_size, 1, 1, optimizer, stage=stage, policy=policy

@@ -16,9 +16,10 @@ with autocast("cpu", torch.bfloat16):
 loss.backward()
 ```
 
-The parameters stay in FP32. If an operation has [a rule](autocast.py), its inputs
-are cast, and its result keeps the resulting dtype. So the 16-bit result of one matrix
-product goes into the next product without another cast.
+The parameters stay in FP32. If an operation has [a
+rule](autocast.py#module/the-rules-of-autocast), its inputs are cast, and its result
+keeps the resulting dtype. So the 16-bit result of one matrix product goes into the next
+product without another cast.
 
 **The gradients come back in FP32.** A cast is an operation like any other, so autograd
 records it. The cast's backward pass casts the gradient back to the dtype of its input.
@@ -36,7 +37,7 @@ C++.
 
 **What autocast costs.** The context keeps the casts of the parameters until the
 outermost context ends, and autograd keeps them until the backward pass. So a layer's
-parameters also exist in 16 bits, and as a whole: [stage 3](unit.py) splits the
+parameters also exist in 16 bits, and as a whole: [stage 3](unit.py#module/stage-3) splits the
 parameters, but not these copies.
 
 **Compared with `torch.autocast`.** The results are the same. Our tests compare results
@@ -53,8 +54,9 @@ state works: `torch.amp.custom_fwd`, `torch.utils.checkpoint` in both variants, 
 threads, and in a recomputation of `torch.utils.checkpoint`, `torch.autocast` does the
 casting.
 
-Some differences follow from the level, and [the rules](autocast.py) list them. In
-three points this context differs on purpose:
+Some differences follow from the level, and [the
+rules](autocast.py#module/the-rules-of-autocast) list them. In three points this context
+differs on purpose:
 
 - A parameter is cast again after an optimizer or the program has changed it in place,
   so a context may last for many steps. Two changes go undetected: a write to
@@ -117,7 +119,7 @@ __all__ = [
 # PyTorch offers this place. While a `TorchFunctionMode` is on, each PyTorch function that
 # is called from Python first hands the call to the mode: the function and its arguments.
 # The mode decides whether the function runs, and with which arguments. `Casting` casts
-# the arguments by [the rules](autocast.py), and then runs the function.
+# the arguments by [the rules](autocast.py#module/the-rules-of-autocast), and then runs the function.
 #
 # PyTorch keeps a state for each thread and each type of device: whether to cast, and to
 # which dtype. The mode reads this state instead of keeping its own. While a function with
@@ -471,7 +473,7 @@ thread = Thread()
 def current() -> dict[str, Setting]:
     """Return this thread's setting for each type of device; empty outside all contexts.
 
-    [Checkpointing](segment.py) captures these settings with the forward pass,
+    [Checkpointing](segment.py#module/restoring-autocast) captures these settings with the forward pass,
     and [restores](#restored) them for the recomputation.
     """
     return present() if thread.casting.on else {}
@@ -552,9 +554,10 @@ def refuse_wide(dtype: torch.dtype) -> None:
 # GPUs the tests compare the dtypes of the results, on tensors without data that claim to
 # lie on a GPU. The values were not compared on a GPU.
 #
-# Some C++ functions call matrix products out of reach of [a function mode](autocast.py):
-# `inner`, `tensordot`, `cov`, `matrix_power`, and on a CPU recurrent layers. These
-# functions have no rule here, and `torch.autocast` casts their products.
+# Some C++ functions call matrix products out of reach of [a function
+# mode](autocast.py#module/casting-inputs-in-a-function): `inner`, `tensordot`, `cov`,
+# `matrix_power`, and on a CPU recurrent layers. These functions have no rule here, and
+# `torch.autocast` casts their products.
 #
 # In an evaluation on a CPU, PyTorch runs an `nn.TransformerEncoderLayer` as one C++
 # function, and `torch.autocast` casts all inputs of that function. While a function mode

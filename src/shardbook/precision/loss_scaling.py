@@ -53,9 +53,9 @@ scaler.update()
 
 If no code reads the gradients between the two, one backward pass of `words + image`
 gives the same gradients in half the time. For sharded models the loop is the same, with
-[a scaler that compares all ranks](loss_scaling.py). Each of the two backward passes
-then sends the gradients of the encoder, and one backward pass of the sum sends them
-once.
+[a scaler that compares all ranks](loss_scaling.py#module/loss-scaling-over-ranks). Each
+of the two backward passes then sends the gradients of the encoder, and one backward
+pass of the sum sends them once.
 
 An overflow skips only the optimizer whose gradients overflowed. With the usual 2000
 steps between two attempts to double $S$, about one step in 2001 is skipped once the
@@ -126,7 +126,7 @@ class GradScaler:
     One scaler serves all models, losses and optimizers of a program. It computes the
     same scales and skips the same steps as `torch.amp.GradScaler`, and their states are
     interchangeable. A sharded model needs [a scaler that compares all
-    ranks](loss_scaling.py).
+    ranks](loss_scaling.py#module/loss-scaling-over-ranks).
 
     :param device: the type of the losses' device, such as `"cuda"`; `None` takes that
         of the first loss. As in PyTorch, a scaler for CUDA on a machine without CUDA
@@ -185,7 +185,7 @@ class GradScaler:
         :returns: the same structure
         :raises ValueError: if there is something else in it
         :raises RuntimeError: if a model would [step in the backward
-            pass](accumulate.py)
+            pass](accumulate.py#module/stepping-inside-the-backward-pass)
         """
         if not self.enabled:
             return outputs
@@ -607,8 +607,8 @@ def refuse_half(optimizer: Optimizer) -> None:
 def refuse_parts(optimizer: Optimizer) -> None:
     """Refuse a sharded gradient, because one rank cannot check the parts of the others.
 
-    With a scaler for each rank, [one rank would skip a step](loss_scaling.py) that
-    the others take.
+    With a scaler for each rank, [one rank would skip a
+    step](loss_scaling.py#module/loss-scaling-over-ranks) that the others take.
 
     :raises ValueError: if a parameter is split over the ranks
     """
@@ -691,9 +691,10 @@ def refuse_old_step(optimizer: Optimizer) -> None:
 # no error is raised. AdamW partly hides the fault, because it divides each gradient by
 # its usual size.
 #
-# So the ranks have to agree. Each rank has [a flag](loss_scaling.py) for the gradients of an
-# optimizer, with 1 for an overflow. One all-reduce of this number gives all ranks the
-# largest flag. Then all of them skip the same steps and have the same $S$.
+# So the ranks have to agree. Each rank has [a
+# flag](loss_scaling.py#module/dividing-and-checking-the-gradients) for the gradients of
+# an optimizer, with 1 for an overflow. One all-reduce of this number gives all ranks
+# the largest flag. Then all of them skip the same steps and have the same $S$.
 #
 # Which scaler a program needs depends on where the gradients are after their exchange:
 #
@@ -723,11 +724,12 @@ def refuse_old_step(optimizer: Optimizer) -> None:
 # an infinite gradient stays on its rank until the exchange. The mean is then infinite or
 # NaN, whatever the other ranks contribute.
 #
-# A model that [steps in its backward pass](accumulate.py) uses its gradients before
-# the scaler can divide them, so its parameters would move $S$ times too far. Therefore
-# `scale` searches autograd's graph for such parameters, and refuses them. The inside of a
-# [reentrant checkpoint](reentrant.py) is not in the graph. If it hides all such
-# parameters, only `unscale_` refuses, and by then the parameters have moved.
+# A model that [steps in its backward
+# pass](accumulate.py#module/stepping-inside-the-backward-pass) uses its gradients
+# before the scaler can divide them, so its parameters would move $S$ times too far.
+# Therefore `scale` searches autograd's graph for such parameters, and refuses them. The
+# inside of a [reentrant checkpoint](reentrant.py) is not in the graph. If it hides all
+# such parameters, only `unscale_` refuses, and by then the parameters have moved.
 #
 # If several optimizers share a model, [clipping](clip.py) still computes one norm of all
 # gradients. An overflow in the gradients of one optimizer makes this norm infinite or

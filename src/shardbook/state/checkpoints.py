@@ -34,9 +34,9 @@ A rename happens completely or not at all. Each file is flushed before the renam
 its bytes are on the disk. But a disk may lose a file later, or a copy may end halfway.
 So before anything is loaded, the ranks divide the files among themselves and compare
 the sizes. The checksums are compared [while the elements are
-read](together.py). If a checksum differs, a part of the model may already have
-values from the checkpoint that is damaged. So load another checkpoint before you train
-that model.
+read](together.py#module/checksums-of-a-checkpoints-elements). If a checksum differs, a
+part of the model may already have values from the checkpoint that is damaged. So load
+another checkpoint before you train that model.
 
 A disk that has damaged the newest checkpoint may have damaged the one before it, too. So
 the ranks read the older ones in full, and the error names the newest that is whole.
@@ -91,7 +91,9 @@ class Checkpoints:
 
     :param folder: on a disk that all ranks see; created if it is missing
     :param keep: how many checkpoints stay
-    :param background: whether [a thread](folder_names.py) writes while training goes on
+    :param background: whether [a
+        thread](folder_names.py#module/asynchronous-checkpoints) writes while training
+        goes on
     :param frozen: whether frozen parameters are saved, too; if not, `load` leaves them
         as they are
     """

@@ -110,7 +110,8 @@ def save_safetensors(
         `None` keeps each tensor's dtype, and under a [policy](policy.py) that of the
         masters
     :param rename: gives for a name in the model the name in the folder, or `None` to
-        leave the tensor out; by default [as `transformers` does](model_folder.py)
+        leave the tensor out; by default [as `transformers`
+        does](model_folder.py#module/names-in-the-files-of)
     :param also: a function that writes more files, such as a configuration, into the
         folder that it receives; called on rank 0
     :raises FileExistsError: on every rank, if the folder holds something
@@ -203,7 +204,7 @@ def load_safetensors(
         the model lacks
     :param rename: gives for a name in the model the name in the folder, or `None` for
         what is not there and stays as it is; by default the same name, or the one that
-        [`transformers` writes](model_folder.py)
+        [`transformers` writes](model_folder.py#module/names-in-the-files-of)
     :raises ValueError: on every rank, if the folder lacks a name or holds one too many,
         or a tensor has another shape or dtype; the model stays as it was
     :raises OSError: on every rank, if one of them cannot read
@@ -357,8 +358,9 @@ def renaming_of(model: nn.Module) -> Any:
 # | `{"net": …}` | `net.0.weight` | `model.0.weight` |
 # | `model.state_dict()` | `0.weight` | `model.0.weight` |
 #
-# After the translation, the index has the names of [what a rank stores](optimizer_entries.py). So
-# the functions that read this book's checkpoints can read that checkpoint, too.
+# After the translation, the index has the names of [what a rank
+# stores](optimizer_entries.py#module/what-a-rank-stores-in). So the functions that read
+# this book's checkpoints can read that checkpoint, too.
 #
 # The settings of an optimizer, such as its learning rate, are not tensors, and PyTorch
 # pickles each of them. They are read with `weights_only=True`, which creates numbers,

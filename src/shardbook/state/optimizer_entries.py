@@ -275,7 +275,9 @@ class Stretch:
         return Stretch(self.names, self.shape, self.start + first, part)
 
     def views(self) -> Iterator[tuple[Box, Tensor]]:
-        """The [boxes](schema.py) of the stretch, each with its elements in the shape of the box."""
+        """The [boxes](schema.py#module/cutting-a-slice-into-boxes) of the stretch, each with
+        its elements in the shape of the box.
+        """
         at = 0
         for box in boxes(self.shape, self.start, self.start + self.values.numel()):
             yield box, self.values[at : at + box.numel].view(box.sizes)

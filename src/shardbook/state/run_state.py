@@ -24,7 +24,7 @@ a few parameters has the frozen ones from the folder of the pretrained model, so
 is no need to write them in each checkpoint.
 
 Pass other objects with `state_dict` and `load_state_dict`, such as a schedule or [a
-scaler](loss_scaling.py), as keyword arguments.
+scaler](loss_scaling.py#module/loss-scaling-over-ranks), as keyword arguments.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def save_run(
     :param model: a sharded model
     :param optimizer: the optimizer of the model's parameters
     :param others: other objects with a state that is the same on every rank
-    :raises ValueError: if a state is more than [data](schema.py), or a module has
-        extra state
+    :raises ValueError: if a state is more than
+        [data](schema.py#module/object-states-as-json), or a module has extra state
     :raises RuntimeError: if gradients of a micro-batch were not exchanged yet, because
         they would be lost
     :raises Disagreement: if another rank does something else

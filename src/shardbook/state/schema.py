@@ -10,8 +10,8 @@ one of these schemas first:
 
 | schema | read from |
 |---|---|
-| `Whole`, `File` | [the list of a checkpoint's files](together.py) |
-| `Index`, `TensorThere`, `Place`, `Key` | [the index](schema.py) |
+| `Whole`, `File` | [the list of a checkpoint's files](together.py#module/the-list-of-a-checkpoints) |
+| `Index`, `TensorThere`, `Place`, `Key` | [the index](schema.py#module/reading-a-checkpoints-index-without) |
 | `Text`, `Group`, `OptimizerState` | [the state of a run](run_state.py), and files of other programs |
 | `WeightMap` | [the index of a model's folder](folder_names.py) |
 

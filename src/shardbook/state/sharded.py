@@ -7,10 +7,10 @@ Four ranks save a matrix of 8 rows, two rows each. Later three ranks load it, an
 needs the first 22 elements. If the matrix has 8 columns, they are in the file of the
 first rank (rows 0 and 1) and in that of the second (6 elements of row 2). PyTorch's
 distributed checkpoint finds this out. It writes files in parallel, keeps an index of
-all [boxes](schema.py), and searches the index for boxes that overlap.
+all [boxes](schema.py#module/cutting-a-slice-into-boxes), and searches the index for boxes that overlap.
 
 PyTorch calls a *planner* to learn what a rank writes or reads. The two planners in this
-chapter return the boxes of [this rank's stretches](optimizer_entries.py):
+chapter return the boxes of [this rank's stretches](optimizer_entries.py#module/what-a-rank-stores-in):
 
 | step | when writing | when reading |
 |---|---|---|
@@ -89,7 +89,8 @@ def write(
     :param values: values that are not tensors, such as learning rates; rank 0 writes
         them
     :param how: options of `torch.distributed.checkpoint.save`
-    :returns: the files that this rank has written, for [the list](together.py)
+    :returns: the files that this rank has written, for [the
+        list](together.py#module/the-list-of-a-checkpoints)
     """
     planner = Written(list(stretches))
     names = {stretch.name: stretch.names for stretch in planner.stretches}
@@ -277,10 +278,10 @@ def short(dtype: torch.dtype) -> str:
 # |---|---|---|
 # | write a box | copy it, and keep the copy until the file is complete | write it in pieces of 1 MiB |
 # | read a part of a box | read the box, then copy the part | read the part into its memory |
-# | checksums | not compared | [compared on the way](together.py) |
+# | checksums | not compared | [compared on the way](together.py#module/checksums-of-a-checkpoints-elements) |
 #
-# If a folder has no [list of its files](together.py), another program wrote it. PyTorch's
-# own reader reads such a folder.
+# If a folder has no [list of its files](together.py#module/the-list-of-a-checkpoints),
+# another program wrote it. PyTorch's own reader reads such a folder.
 
 
 class Writer(FileSystemWriter):
@@ -292,7 +293,7 @@ class Writer(FileSystemWriter):
     def __init__(self, folder: Path, names: Mapping[str, tuple[str, ...]]) -> None:
         super().__init__(folder, overwrite=False)
         self.folder, self.names = folder, names
-        # The files that this rank has written, for [the list](together.py).
+        # The files that this rank has written, for [the list](together.py#module/the-list-of-a-checkpoints).
         self.written: dict[str, Any] = {}
 
     def write_data(

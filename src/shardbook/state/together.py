@@ -194,11 +194,13 @@ def told_alike() -> Iterator[None]:
 #  ".metadata": {"size": 4208, "sum": 3380118406}}, "sum": 1724098315}
 # ```
 #
-# In this list, rank 0's file has an [archive](together.py) that begins at byte 0.
-# Its elements begin at byte 704, take 48,000 bytes, and have one checksum for each MiB. A
-# missing or short file is detected before anything is read. The checksums are compared
-# while the elements are read. The last number is the checksum of the list itself, up to
-# the comma before it. Lists of format 1 were written without it, and are still read.
+# In this list, rank 0's file has an
+# [archive](together.py#module/checksums-of-a-checkpoints-elements) that begins at byte
+# 0. Its elements begin at byte 704, take 48,000 bytes, and have one checksum for each
+# MiB. A missing or short file is detected before anything is read. The checksums are
+# compared while the elements are read. The last number is the checksum of the list
+# itself, up to the comma before it. Lists of format 1 were written without it, and are
+# still read.
 #
 # A checksum detects bytes that a disk or a copy has lost. It does not protect against a
 # person who changes a file, because that person can change the list, too.

@@ -16,9 +16,9 @@ load_torch_checkpoint(model, "weights.pt")
 ```
 
 Both forms contain pickles, and a pickle can run any code. So the index of a folder may
-name [a dozen classes](schema.py) only. Everything else is read with
-`weights_only=True`: PyTorch then creates tensors, numbers and containers, and refuses
-any other name.
+name [a dozen classes](schema.py#module/reading-a-checkpoints-index-without) only.
+Everything else is read with `weights_only=True`: PyTorch then creates tensors, numbers
+and containers, and refuses any other name.
 
 Programs choose the keys of the model and the optimizer, and a file may be the model's
 `state_dict` itself. The default keys are `"model"` and `"optim"`, as in PyTorch's

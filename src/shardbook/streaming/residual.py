@@ -10,8 +10,9 @@ one for each layer, of the size
 $$A = b\,B\,T\,d \text{ bytes}$$
 
 The [ZeRO paper](bib:rajbhandari2020zero) calls all memory besides parameters, gradients
-and optimizer state the *residual* states. Its part about them is [ZeRO-R](tensor_parallel.py). This
-chapter holds the two ideas of ZeRO-R that concern checkpoints.
+and optimizer state the *residual* states. Its part about them is
+[ZeRO-R](tensor_parallel.py#module/zero-r). This chapter holds the two ideas of ZeRO-R
+that concern checkpoints.
 
 **Partition.** In tensor parallel training each rank of a group has a part of every
 layer's matrices. Without sequence parallelism the layer's input is not split. So every
@@ -20,7 +21,8 @@ each rank keeps one piece of it, and the ranks gather the whole input when the b
 pass needs it.
 
 **Offload.** Between its two uses a checkpoint waits for the rest of the forward pass
-and a part of the backward pass. With `offload` it waits [on the host](offload.py).
+and a part of the backward pass. With `offload` it waits [on the
+host](offload.py#module/copies-between-device-and-host).
 
 For 96 layers of width 12288, four sequences of 2048 positions and 16-bit values:
 
@@ -237,7 +239,7 @@ class KeptValues:
 class Sharing:
     """The ranks that hold the same values, and the piece that each of them keeps.
 
-    [Parameters](unit.py) are sharded because every rank would otherwise store the same
+    [Parameters](unit.py#module/stage-3) are sharded because every rank would otherwise store the same
     ones. The input of a layer in tensor parallel training is another such case. But the
     input is a new tensor in each step, so no layout can be made in advance. A vector of
     $n$ values is cut into $N$ pieces, one for each rank, and one all-gather puts it

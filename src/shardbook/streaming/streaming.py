@@ -15,11 +15,12 @@ for tokens_BT, targets_BT in batches:
     optimizer.zero_grad()
 ```
 
-In the forward pass each slice [is copied to the device](offload.py), computes, and is
-dropped with all its activations. Only its input is kept. In the backward pass the
-slices are copied again, from the last to the first, and each recomputes its
-activations. So each slice is [a checkpoint](checkpointing.py). When the backward pass
-of a slice has been queued, its gradients are copied to the host.
+In the forward pass each slice [is copied to the
+device](offload.py#module/copies-between-device-and-host), computes, and is dropped with
+all its activations. Only its input is kept. In the backward pass the slices are copied
+again, from the last to the first, and each recomputes its activations. So each slice is
+[a checkpoint](checkpointing.py). When the backward pass of a slice has been queued, its
+gradients are copied to the host.
 
 The model's own parameters stay on the host, with their names, and the device gets
 copies of them. So the optimizer runs on the host, and a saved `state_dict` is that of
@@ -349,7 +350,7 @@ def refuse_copy(protocol: Any) -> NoReturn:
 #
 # [Streaming](streaming.py) moves the *slices* of a chain to the device, one after the
 # other. A slice here is some consecutive layers, and has nothing to do with the 1-D
-# slices of [parameters](unit.py) that ranks hold. Two slices are on the device at a
+# slices of [parameters](unit.py#module/stage-3) that ranks hold. Two slices are on the device at a
 # time: the one that computes, and the next one. So this chapter minimises the largest sum
 # of two neighbours.
 #

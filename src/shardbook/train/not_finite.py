@@ -30,18 +30,18 @@ All ranks receive the same numbers, so all of them make the same decision.
   steps is saved, so [a resumed run](saving.py) takes the same steps bit for bit.
 - `continue`: nothing is checked, and the step is taken, as in plain PyTorch.
 
-In FP16 [the scaler](loss_scaling.py) skips a step whose gradients overflow, and
-lowers the loss scale $S$. Such an overflow is expected, so it does not count as a
-fault. But if $S$ is already 1, the gradients are infinite or NaN without the scale,
-which is a fault. An infinite loss is always a fault, because it was computed
-before $S$ multiplies it.
+In FP16 [the scaler](loss_scaling.py#module/loss-scaling-over-ranks) skips a step whose
+gradients overflow, and lowers the loss scale $S$. Such an overflow is expected, so it
+does not count as a fault. But if $S$ is already 1, the gradients are infinite or NaN
+without the scale, which is a fault. An infinite loss is always a fault, because it was
+computed before $S$ multiplies it.
 
 Only after a fault, the ranks exchange which units have gradients that are not finite. A
 NaN spreads with the backward pass, from the loss towards the first layer. [The
-record](scheduler.py) of the forward pass gives the order of the units. So among the
-units with a NaN, it came from the unit that ran last in the forward pass. If a loss
-itself is not finite, its cause may be the parameters. Then the message also names the
-first unit whose parameters are not finite.
+record](scheduler.py#module/prefetching-the-next-unit) of the forward pass gives the
+order of the units. So among the units with a NaN, it came from the unit that ran last
+in the forward pass. If a loss itself is not finite, its cause may be the parameters.
+Then the message also names the first unit whose parameters are not finite.
 
 :notation $S$: `scale`, the loss scale, 1 without a scaler
 """
@@ -138,8 +138,8 @@ class NotFinite:
 def rows_of(groups: Groups) -> list[int]:
     """The indices, among all ranks, of those that share this rank's copy of the model.
 
-    [Other copies](collectives.py) have the same gradients and the same norm, so adding them
-    would count the gradient twice.
+    [Other copies](collectives.py#module/ranks-that-share-a-model) have the same
+    gradients and the same norm, so adding them would count the gradient twice.
     """
     if groups.copies == 1:
         return list(range(world(groups.everyone)[1]))

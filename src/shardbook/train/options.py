@@ -100,7 +100,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
-    """Add the option that names [a file](options.py) of options."""
+    """Add the option that names [a file](options.py#module/options-in-a-configuration-file) of options."""
     parser.add_argument(
         "--config",
         type=path,
@@ -166,7 +166,7 @@ def refuse_unwritable(options: argparse.Namespace) -> None:
 # checkpointing, offload and compiling, one word each. The group *machine* is [in the
 # chapter on ranks](ranks.py#machine), and *saving* is [in the chapter on
 # resuming](saving.py#saving). [All groups together](options.py) form the command line.
-# Each option can also be given [in a file](options.py).
+# Each option can also be given [in a file](options.py#module/options-in-a-configuration-file).
 
 
 # sidelit: hide

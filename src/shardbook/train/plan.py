@@ -327,7 +327,7 @@ def plan_figures(
 # | `model` | the parameters |
 # | `optimizer` | its moments and step counters |
 # | `scaler` | the loss scale |
-# | `batches` | [the position](plan.py) in the text |
+# | `batches` | [the position](plan.py#module/the-position-of-a-run) in the text |
 # | `schedule` | nothing, because [the rate](plan.py) follows from the step's number |
 # | `number` | how many steps were done |
 # | `not_finite` | how many steps [were skipped](not_finite.py) |

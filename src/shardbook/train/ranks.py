@@ -6,7 +6,8 @@ r"""# Starting the ranks
 `torchrun` starts one process for each rank, and sets environment variables: `RANK=1`
 and `WORLD_SIZE=4` make a process rank 1 of 4. `MASTER_ADDR` and `MASTER_PORT` say where
 the ranks meet. This chapter reads these variables, joins the process group, and leaves
-it at the end. When the ranks meet, [they compare their options](ranks.py) first.
+it at the end. When the ranks meet, [they compare their
+options](ranks.py#module/the-same-options-on-all) first.
 
 :notation $A$: `copies`, the number of copies of the model, here one for each machine
 :notation $S$: `ranks`, the number of ranks that share one copy
@@ -283,22 +284,25 @@ def refuse_missing(kind: str, backend: str, gpus: int, here: int) -> None:
 #
 # Four ranks on two machines could share one copy of a model. Then each unit would be
 # gathered over the network between the machines, once for the forward pass and once for
-# the backward pass. With `--mesh 2x2` there are two copies, and the two ranks of a machine
-# share one. Units are gathered inside a machine, and only [the mean of the
-# gradients](collectives.py) is computed between machines. A GPT of 33.7 million parameters in
-# FP32 has 135 MB. In one step, one machine sends to the other:
+# the backward pass. With `--mesh 2x2` there are two copies, and the two ranks of a
+# machine share one. Units are gathered inside a machine, and only [the mean of the
+# gradients](collectives.py#module/ranks-that-share-a-model) is computed between
+# machines. A GPT of 33.7 million parameters in FP32 has 135 MB. In one step, one
+# machine sends to the other:
 #
 # | | formula | with $A = 2$ machines of $S = 2$ ranks |
 # |---|---|---|
 # | `--mesh 2x2` | $2\,\frac{A-1}{A}\,B$ | 135 MB |
 # | one copy, at least | $(2 + S)\,\frac{A-1}{A}\,B$ | 270 MB |
 #
-# In the first row each of the $S$ ranks of a machine averages its part of the gradients,
-# $B/S$ bytes, with the other copies. In the second row a machine stores $B/A$ bytes, and
-# two gathers send them to each other machine. The gathers send more if a collective sends
-# one piece to several ranks of the same machine. For the reduce-scatter, each rank sends
-# [over gloo](collectives.py) one piece to every rank of the other machines. `python -m
-# benchmarks.two_nodes` measures both rows over a network of limited speed.
+# In the first row each of the $S$ ranks of a machine averages its part of the
+# gradients, $B/S$ bytes, with the other copies. In the second row a machine stores
+# $B/A$ bytes, and two gathers send them to each other machine. The gathers send more if
+# a collective sends one piece to several ranks of the same machine. For the
+# reduce-scatter, each rank sends [over
+# gloo](collectives.py#module/all-to-all-instead-of) one piece to every rank of the
+# other machines. `python -m benchmarks.two_nodes` measures both rows over a network of
+# limited speed.
 #
 # The price of the copies is memory. With $A$ copies a rank stores $1/S$ of parameters,
 # gradients and moments instead of $1/(A\,S)$.

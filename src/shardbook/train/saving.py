@@ -13,7 +13,7 @@ steps, and after its last step. At its start the program searches the folder and
 from the newest checkpoint. So the same line starts a new run and resumes an old one. If
 a process dies, `torchrun` ends the others and starts all of them again. Each step since
 the last checkpoint is repeated, with the same result bit for bit. [Other
-options](ranks.py) than before are refused or printed:
+options](ranks.py#module/the-same-options-on-all) than before are refused or printed:
 
 | event | steps in the model's state | next step |
 |---|---|---|
@@ -32,8 +32,9 @@ A scheduler of a cluster that needs a machine for another job sends `SIGTERM` an
 a little. The run then saves after the current step or the next one, and ends. All ranks
 have to leave after the same step, but the signal reaches them at different moments. So
 a rank that received the signal writes the number of the *next* step into [the
-store](agreement.py). No other rank can finish that step before this rank has begun
-it. So every rank finds the number in the store when it checks after that step.
+store](agreement.py#module/rounds-through-the-store). No other rank can finish that step
+before this rank has begun it. So every rank finds the number in the store when it
+checks after that step.
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@ r"""# The training text
 
 Without options a run reads [a book](corpus.py) of 148 kB, which each rank stores
 completely on its device. `--data PATH` names a file or a folder instead, which is
-[mapped](text.py) and never read as a whole. With `--tokenizer FILE` the text is
-[encoded](text.py) first.
+[mapped](text.py#module/memory-mapped-text) and never read as a whole. With `--tokenizer FILE` the text is
+[encoded](text.py#module/encoding-text-with-a-tokenizer) first.
 
 The end of the text, one tenth by default, is held out. The model is never trained on
-this part, and [evaluations](loop.py) use it. `--held-out` sets its size.
+this part, and [evaluations](loop.py#module/the-loss-on-unseen-text) use it. `--held-out` sets its size.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def prepare(options: argparse.Namespace) -> None:
     """Find the files of the text, and encode them if there is a tokenizer.
 
     This happens before the ranks meet, because encoding can take longer than ranks wait
-    for each other. When they meet, [they compare](ranks.py) hashes of their
+    for each other. When they meet, [they compare](ranks.py#module/the-same-options-on-all) hashes of their
     texts, because the files of each machine may lie on a disk of its own.
 
     :raises Mistake: if there are no files, or they cannot be read or encoded
@@ -137,7 +137,7 @@ def stored(*parts: Text) -> int:
 # the tokenizer.
 #
 # Encoding a text takes much longer than reading it. So one process of each machine
-# encodes the text before the ranks meet, and the tokens are [mapped](text.py)
+# encodes the text before the ranks meet, and the tokens are [mapped](text.py#module/memory-mapped-text)
 # afterwards like bytes. The file of tokens is in a cache (`--cache`). Its name is made
 # from the tokenizer and from the names, sizes and times of the text's files. If one of
 # them changes, the text is encoded again.
@@ -320,9 +320,10 @@ def told_of(cache: Path) -> Iterator[None]:
 # | `a.txt` | 0 to 6 | 5, 6 |
 # | `b.txt` | 7 to 11 | 7, 8 |
 #
-# A token is a byte, unless [a tokenizer](text.py) has written the file. If you name a
-# folder, all of its files are used in the order of their names, so every rank sees the
-# same row. Files whose names begin with a dot are left out.
+# A token is a byte, unless [a tokenizer](text.py#module/encoding-text-with-a-tokenizer)
+# has written the file. If you name a folder, all of its files are used in the order of
+# their names, so every rank sees the same row. Files whose names begin with a dot are
+# left out.
 
 
 class MappedText:

@@ -8,7 +8,7 @@ somewhere in 5,000 steps. To find the step, you need the figures of every step:
 | name | what it is | when |
 |---|---|---|
 | `loss` | the loss of this rank's own batch | always |
-| `learning_rate` | [the rate](plan.py) of the step | always |
+| `learning_rate` | [the rate](plan.py#module/the-learning-rate-schedule) of the step | always |
 | `sent` | the bytes that this rank sent | always |
 | `seconds` | the time of the step | always |
 | `norm` | the norm of the gradient, before it was clipped | always, unless it [is not taken](not_finite.py) |
@@ -363,7 +363,7 @@ def of_labml(thread: threading.Thread | None) -> bool:
 # trace for each: `trace-rank0.json`, `trace-rank1.json`. Open it at `chrome://tracing` or in
 # [Perfetto](https://ui.perfetto.dev). Each thread is a row, and each operation is a bar
 # whose length is its time. The library labels its own actions [with the name of the
-# unit](hook_context.py), such as `gather block1`. The program adds three labels:
+# unit](hook_context.py#module/labels-for-a-profiler), such as `gather block1`. The program adds three labels:
 #
 # | label | what happens |
 # |---|---|
@@ -374,10 +374,10 @@ def of_labml(thread: threading.Thread | None) -> bool:
 # In a good trace of stage 3, a `gather` begins well before the `wait for` of the same
 # unit, and the `wait for` is short.
 #
-# The traced step is the third, or the first if the run has at most three steps. The first
-# two steps are slower than the others, because they allocate memory and create the
-# optimizer's state. The last step runs under [the meter](forecast.py), which slows it
-# down.
+# The traced step is the third, or the first if the run has at most three steps. The
+# first two steps are slower than the others, because they allocate memory and create
+# the optimizer's state. The last step runs under [the
+# meter](forecast.py#module/counting-the-stored-bytes), which slows it down.
 
 
 @contextmanager
@@ -431,11 +431,11 @@ def ends_well(trace: Path) -> bool:
 # > `--memory-snapshot` lists every storage that is alive when a rank stores the most,
 # > with its kind and its unit.
 #
-# Suppose a step needs 44 MB at its peak, and you want to lower this number. Then you need
-# to know which tensors are alive at that moment. With `--memory-snapshot FOLDER` [the
-# meter](forecast.py) of the last step records its peak: every storage that was alive, its
-# size, and its kind. In the run of [the training chapter](loop.py), `memory-rank0.json`
-# begins like this:
+# Suppose a step needs 44 MB at its peak, and you want to lower this number. Then you
+# need to know which tensors are alive at that moment. With `--memory-snapshot FOLDER`
+# [the meter](forecast.py#module/counting-the-stored-bytes) of the last step records its
+# peak: every storage that was alive, its size, and its kind. In the run of [the
+# training chapter](loop.py), `memory-rank0.json` begins like this:
 #
 # ```json
 # {
@@ -456,7 +456,7 @@ def ends_well(trace: Path) -> bool:
 # |---|---|
 # | `shard` | [the part](flat.py#Flat) of a unit's parameters that a rank keeps |
 # | `full` | [the whole vector](unit.py) of a unit that is in use or is being gathered |
-# | `grad_full` | [the vector](flat.py) that collects the gradients of a unit |
+# | `grad_full` | [the vector](flat.py#Flat/the-gradients-of-a-flat) that collects the gradients of a unit |
 # | `sending` | such a vector while it is sent to the other ranks |
 # | `gradients` | mean gradients that wait for the optimizer |
 # | `optimizer state` | the optimizer's moments and counters |

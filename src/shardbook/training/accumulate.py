@@ -100,11 +100,11 @@ def no_sync(model: nn.Module) -> Iterator[None]:
 #
 # > A rank without further batches repeats its last one with weight zero, until all ranks have finished.
 #
-# All ranks run each forward and backward pass of a sharded model together. If rank 0 has
-# three batches and rank 1 has two, rank 0 would [wait](watchdog.py) in its third step for
-# a rank that never comes. Either rank 0 leaves out its last batch, or rank 1 takes part
-# in the third step without a batch of its own. `join` offers both, in the training loop
-# itself:
+# All ranks run each forward and backward pass of a sharded model together. If rank 0
+# has three batches and rank 1 has two, rank 0 would
+# [wait](watchdog.py#module/a-rank-that-leaves) in its third step for a rank that never
+# comes. Either rank 0 leaves out its last batch, or rank 1 takes part in the third step
+# without a batch of its own. `join` offers both, in the training loop itself:
 #
 # ```python
 # for batch, weight in join(batches):

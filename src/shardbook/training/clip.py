@@ -18,8 +18,9 @@ $$\lVert g \rVert_p = \Bigl( \sum_r \sum_{i \in \mathrm{shard}_r} |g_i|^p \Bigr)
 
 If one gradient is infinite or NaN, so is the norm, and then clipping sets the finite
 gradients to 0. This matters where several optimizers share a model and [a
-scaler](loss_scaling.py) skips the step of one of them. The other optimizers then step
-with gradients of 0. If the factor were NaN, all their weights would become NaN.
+scaler](loss_scaling.py#module/loss-scaling-over-ranks) skips the step of one of them.
+The other optimizers then step with gradients of 0. If the factor were NaN, all their
+weights would become NaN.
 
 :notation $p$: `norm_type`, the order of the norm
 :notation $r$: `rank`, the number of one rank
@@ -71,7 +72,8 @@ def clip_grad_norm_(
         FP32 gradients
     :raises RuntimeError: on every rank, if the norm is not finite and
         `error_if_nonfinite` is set; on a rank whose gradients still wait for their
-        exchange; or if the model [steps in its backward pass](accumulate.py)
+        exchange; or if the model [steps in its backward
+        pass](accumulate.py#module/stepping-inside-the-backward-pass)
     :raises Disagreement: on every rank, if one rank does not clip
     :raises ValueError: if the model is not sharded as a whole, or the order is not
         positive
@@ -150,8 +152,8 @@ def of_all_ranks(
     :param own: 1-D, this rank's numbers, equally many on every rank
     :param kind: the action of the ranks, for the error if one of them does something
         else
-    :param copies: on a mesh, whether the numbers of [other replicas](collectives.py) are
-        gathered, too
+    :param copies: on a mesh, whether the numbers of [other
+        replicas](collectives.py#module/ranks-that-share-a-model) are gathered, too
     :returns: 1-D, the numbers of rank 0, then those of rank 1, and so on
     """
     units = list(scheduler_of(model).units)

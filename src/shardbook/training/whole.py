@@ -69,8 +69,9 @@ def whole(model: nn.Module) -> Iterator[None]:
     Collective: all ranks enter the block, or none. In the block a program can read the
     parameters, use them in a loss, call methods of units other than `forward`, and call
     single modules inside units. Under a [policy](policy.py) the parameters have the
-    dtype in which the model computes; inside [`full_precision`](whole.py) they
-    have that of the masters.
+    dtype in which the model computes; inside
+    [`full_precision`](whole.py#module/evaluating-in-full-precision) they have that of
+    the masters.
 
     :param model: a sharded model, or a part of one; all units with a parameter in it
         are gathered

@@ -135,8 +135,9 @@ class Construction:
         self.device = self.asked or self.default_device(mesh)
         # The tensors that have got memory, until their unit is cut.
         self.fresh: set[Tensor] = set()
-        # [The writes of the constructor](construct.py) to tensors that have no memory
-        # yet.
+        # [The writes of the
+        # constructor](construct.py#module/counting-a-constructors-writes) to tensors
+        # that have no memory yet.
         self.writes = Writes(tensor for tensor in self.tensors if tensor.is_meta)
 
     def unit_by_unit(self) -> Iterator[str]:
@@ -376,10 +377,10 @@ def place(device: torch.device | str) -> torch.device:
 #         nn.init.zeros_(self.out.bias)   # and once more, by another module
 # ```
 #
-# [PyTorch counts the writes](torch_private.py) to a tensor, even if the tensor has no memory.
-# The constructor above has written to the bias twice, but the layer's `reset_parameters`
-# writes to it once. So one write is missing, and the bias would be random, while that of
-# the plain model is zero.
+# [PyTorch counts the writes](torch_private.py#module/tensor-versions) to a tensor, even
+# if the tensor has no memory. The constructor above has written to the bias twice, but
+# the layer's `reset_parameters` writes to it once. So one write is missing, and the
+# bias would be random, while that of the plain model is zero.
 #
 # Fewer writes in the constructor are no sign of a missing write. Many modules make their
 # parameters with `torch.ones`, and have a `reset_parameters` for models without memory

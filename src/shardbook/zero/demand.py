@@ -15,7 +15,7 @@ class Block(nn.Module):
 ```
 
 The backward pass of `square` reads the weight. It does not pass through any tensor that
-`forward` returned, so no hook of a result has run before. In [stage 3](unit.py) the
+`forward` returned, so no hook of a result has run before. In [stage 3](unit.py#module/stage-3) the
 unit may be freed at that moment. Then autograd would read memory that the allocator has
 given to other tensors. The gradient would be wrong, and it would be another one in each
 run.
@@ -321,7 +321,7 @@ def repair(stale: Callable[[Pair], bool]) -> None:
 # > A module that keeps a view of its weights is refused, because the memory under the view is freed.
 #
 # `self.weight.t()` has no memory of its own. It is a *view*: another shape over the
-# memory of the weight. In [stage 3](unit.py) that memory is freed when the forward pass
+# memory of the weight. In [stage 3](unit.py#module/stage-3) that memory is freed when the forward pass
 # of the unit ends. Tensors that autograd has saved are safe, because [every read of them
 # gathers the unit](demand.py), and so is [the weight itself](whole_parameter.py#Freed). A
 # computation that begins later with a view is not safe:

@@ -19,10 +19,10 @@ elements of its own part. [The second half of this chapter](#Flat.gradients) add
 | values were loaded into `whole` | this rank [takes its part](#Flat.store) from `full` |
 | an optimizer steps | the [version](#Flat.version) grows |
 
-[Another chapter](whole_parameter.py) lists what a flat vector refuses.
+[Another chapter](whole_parameter.py#module/what-a-flat-vector-refuses) lists what a flat vector refuses.
 
-No code in this chapter communicates. [The unit](unit.py) decides when a vector is
-filled and emptied, and [the stage](unit.py) decides how much of it a rank keeps.
+No code in this chapter starts an exchange. [The unit](unit.py) decides when a vector is
+filled and emptied, and [the stage](unit.py#Stage) decides how much of it a rank keeps.
 
 :figure: unit_tensors
 :notation $N_d$: `world_size`, the number of ranks that share the vector
@@ -97,7 +97,8 @@ class Flat:
         self.layout = layout
         self.gaps = layout.gaps
         self.parameters = tuple(parameters[slot.names[0]] for slot in layout.slots)
-        # Whether its parameters can be trained, [now or later](whole_parameter.py).
+        # Whether its parameters can be trained, [now or
+        # later](whole_parameter.py#module/freezing-and-unfreezing).
         self.learns = layout.dtype.is_floating_point
         # Whether the masters are stored in the host's memory, whether they have another
         # dtype than modules compute in, and whether modules therefore compute with a
@@ -114,7 +115,8 @@ class Flat:
         # Whether an optimizer's step has removed [the guard](access.py) from the
         # slices.
         self.plain = False
-        # [Whether a forward pass has written](whole_parameter.py) to the whole
+        # [Whether a forward pass has
+        # written](whole_parameter.py#module/what-a-flat-vector-refuses) to the whole
         # parameters.
         self.writes = WritesInUse()
         # [The order](exchange_order.py) of the unit's exchanges and [its
@@ -206,7 +208,7 @@ class Flat:
         parameter.
 
         The hook is also set on a parameter that is frozen now and [trained
-        later](whole_parameter.py).
+        later](whole_parameter.py#module/freezing-and-unfreezing).
 
         :param index: the index of the parameter
         :param act: the function, which is called with the whole parameter

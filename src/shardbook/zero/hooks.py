@@ -33,7 +33,7 @@ return another tensor than the module did. A hook on the output's own node chang
 nothing in the graph.
 
 The hooks are the same in all stages. In stages 0 to 2 a freed unit gives no memory
-back, and its second gather fetches nothing. [Stage 3](unit.py) needs the second
+back, and its second gather fetches nothing. [Stage 3](unit.py#module/stage-3) needs the second
 gather. If it kept every unit from the forward pass until the backward pass, the memory
 would grow with the number of layers, which is exactly what sharding prevents.
 """
@@ -123,9 +123,9 @@ class Hooks:
         # The use whose backward pass has begun and not yet ended, and whether the
         # unit's gradients are still to be reduced.
         self.backward_use: Use | None = None
+        self.owes = False
         # The use whose forward pass has ended last.
         self.last: Use | None = None
-        self.owes = False
         # The uses whose forward pass has begun and not yet ended. There is more than
         # one while a part is called inside the module, or while the module calls
         # itself.
@@ -138,9 +138,10 @@ class Hooks:
         before = not_compiled(self.before_forward)
         after = not_compiled(self.after_forward)
         # Whether the units that come next in the backward pass are still to be
-        # prefetched. The hooks refer to this object weakly, as [those of the
-        # gradients](flat.py#Flat) do.
+        # prefetched.
         self.to_prefetch = False
+        # The whole parameters refer to this object weakly, as [to their
+        # vector](flat.py#Flat.take).
         stored = partial(Hooks.gradient_stored, weakref.proxy(self))
         for flat in unit.trainable:
             for index in range(len(flat.whole)):
@@ -277,7 +278,7 @@ class Hooks:
         :param use: the use that made the output
         :param number: the number of the node that is about to run
         :raises RuntimeError: if the backward pass [would compute with other
-            weights](optimizer_guard.py) than the forward pass did
+            weights](optimizer_guard.py#module/weights-that-change-before-the) than the forward pass did
         """
         use.computed.refuse_others(self.unit)
         self.scheduler.open(self, number)

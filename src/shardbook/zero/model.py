@@ -42,7 +42,7 @@ PyTorch:
   by another factor. [`clip_grad_norm_`](clip.py#clip_grad_norm_) of this book takes the
   norm of all parts.
 - `GradScaler` looks for an overflow only in that part, so one rank might step while
-  another does not. [`ShardedGradScaler`](loss_scaling.py) looks on all ranks.
+  another does not. [`ShardedGradScaler`](loss_scaling.py#module/loss-scaling-over-ranks) looks on all ranks.
 - `torch.autograd.grad` and `backward(inputs=...)` cannot compute gradients for the
   slices, since autograd knows only the whole parameters. Call `loss.backward()`.
 
@@ -437,11 +437,12 @@ def objections(
 #
 # > A model that computes in 16 bits still takes FP32 inputs, because they are cast.
 #
-# The units of a model in 16 bits compute with [16-bit copies](flat.py) of their
-# parameters. The program around the model has not changed: its inputs are in FP32, so
-# they are cast. The model returns 16 bits unless the policy names an `output_dtype`. If
-# the loss is computed outside of the model, you need `output_dtype=torch.float32`,
-# because the rule that computes [losses in FP32](policy.py) ends with the forward pass.
+# The units of a model in 16 bits compute with [16-bit
+# copies](flat.py#Flat/master-weights) of their parameters. The program around the model
+# has not changed: its inputs are in FP32, so they are cast. The model returns 16 bits
+# unless the policy names an `output_dtype`. If the loss is computed outside of the
+# model, you need `output_dtype=torch.float32`, because the rule that computes [losses
+# in FP32](policy.py#module/norms-and-losses) ends with the forward pass.
 #
 # This chapter casts what crosses the model's boundary. It also casts the buffers, which
 # are inside the model but are no parameters.
@@ -508,7 +509,7 @@ def cast_inputs(model: nn.Module, dtype: torch.dtype) -> None:
     units = tuple(scheduler_of(model).units)
 
     def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
-        # [In full precision](whole.py) the units compute in the masters'
+        # [In full precision](whole.py#module/evaluating-in-full-precision) the units compute in the masters'
         # dtype.
         if any(unit.precise for unit in units):
             return None

@@ -5,7 +5,7 @@ r"""# Offload
 With AdamW in FP32, each parameter takes 16 bytes in a step: 4 are its gradient, and 12
 are the parameter itself and the two moments. Modules that compute in 16 bits need none
 of these 12 bytes, and the memory of the host is often larger than that of the device.
-So the [master weights](flat.py) can be kept on the host. The mean gradients are
+So the [master weights](flat.py#Flat/master-weights) can be kept on the host. The mean gradients are
 copied to the host, too. The optimizer then makes its state on the host and runs there.
 
 ```python
@@ -75,9 +75,9 @@ the unsharded training. The authors begin with it after 40 steps, because the gr
 of the first steps change quickly, and their GPT-2 learns a little more slowly between
 steps 2,000 and 5,000. This library has one rule for all its techniques: the sharded
 model trains like the unsharded one, to the same bits. So [it
-refuses](optimizer_guard.py) a step between a forward pass and its backward pass. If the
-step on the host takes too long, use the fused optimizer, more ranks, or [more
-micro-batches](accumulate.py) for each step.
+refuses](optimizer_guard.py#module/weights-that-change-before-the) a step between a
+forward pass and its backward pass. If the step on the host takes too long, use the
+fused optimizer, more ranks, or [more micro-batches](accumulate.py) for each step.
 
 ## Equality
 
@@ -216,7 +216,7 @@ def to_host(values: Tensor, what: str) -> Crossing:
 
     :param values: any shape and dtype, on any device; do not change it before you have
         waited for the copy
-    :param what: the name under which [the ledger](collectives.py) counts the bytes
+    :param what: the name under which [the ledger](collectives.py#module/the-byte-ledger) counts the bytes
     :returns: a copy under way; its tensor is on the CPU, and pinned if `values` is on
         another device
     """

@@ -75,7 +75,7 @@ def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
         has other shapes than the slices
     :raises RuntimeError: if gradients were collected and not averaged, if a pass was
         interrupted while the parameters were in use, or if some of the parameters
-        [belong to no unit](refusals.py)
+        [belong to no unit](refusals.py#module/parameters-that-belong-to-no)
     :raises Disagreement: if the ranks have [left the common order](exchange_order.py)
     """
     parameters = (
@@ -100,7 +100,7 @@ def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
 
 def refuse_waiting(flat: Flat) -> None:
     """Refuse gradients of which [a part has not been averaged](accumulate.py), or which
-    belong to [a pass that did not end](optimizer_guard.py).
+    belong to [a pass that did not end](optimizer_guard.py#module/interrupted-forward-and-backward-passes).
     """
     refuse_interrupted(flat)
     if flat.waits:

@@ -153,7 +153,7 @@ def dtypes_of(
     """The function that gives the dtype in which modules compute with a parameter.
 
     A tied parameter is an attribute of several modules, but has one whole copy. That
-    copy is in FP32 only if [the rule](policy.py) names all of these modules.
+    copy is in FP32 only if [the rule](policy.py#module/norms-and-losses) names all of these modules.
 
     :param policy: the policy of the model
     :param sites: the sites of a unit's parameters
@@ -219,7 +219,7 @@ def unfit(
     return None
 
 
-# The chains that [are streamed](streaming.py) through their device.
+# The chains that [are streamed](streaming.py#module/cutting-a-model-into-slices) through their device.
 STREAMED: WeakSet[nn.Module] = WeakSet()
 
 

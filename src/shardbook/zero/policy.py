@@ -5,7 +5,7 @@ r"""# The policy
 
 A model is stored in the dtype that it has when it is sharded. The policy chooses the
 dtype of the computation, the dtype of the gradients' exchange, and the place of
-storage. With `param_dtype` the modules [compute with a copy](flat.py) in another
+storage. With `param_dtype` the modules [compute with a copy](flat.py#Flat/master-weights) in another
 dtype, and the stored parameters become *master weights*. With `offload` the masters
 [stay in the host's memory](offload.py).
 
@@ -21,8 +21,9 @@ FP32 lose nothing on the way.
 
 By default a gradient is exchanged in the dtype in which it was computed, because a
 wider one would double the bytes and add no digit. Every backend sends 16-bit values as
-they are: the ranks [send each other pieces](collectives.py) and add them up themselves.
-NCCL's own reduce-scatter would add in 16 bits.
+they are: the ranks [send each other
+pieces](collectives.py#module/all-to-all-instead-of) and add them up themselves. NCCL's
+own reduce-scatter would add in 16 bits.
 
 The dtype of the exchange is not the dtype of the sum. The ranks' values are
 [added](collectives.py#reduce_scatter_mean) in FP32 or in a wider dtype. In FP16 the sum
@@ -134,7 +135,7 @@ class Policy:
         for a loss that is computed outside of the model
     :param cast_inputs: whether floating-point inputs of the model are cast to
         `param_dtype`
-    :param fp32_modules: the modules that [compute in FP32](policy.py) under a
+    :param fp32_modules: the modules that [compute in FP32](policy.py#module/norms-and-losses) under a
         `param_dtype`
     :param fp32_norms: functions that compute in FP32 and return the dtype of their
         input
@@ -313,8 +314,9 @@ TABLES = {
 #
 # When [activation checkpointing](checkpointing.py) runs a module again, the rules apply
 # again. For a plain function they apply again if this book's `checkpoint` runs it, or
-# `torch.utils.checkpoint` with [`use_reentrant=True`](hook_context.py). With
-# `use_reentrant=False` PyTorch's checkpoint raises an error for such a function.
+# `torch.utils.checkpoint` with
+# [`use_reentrant=True`](hook_context.py#module/rules-in-pytorchs-reentrant-checkpoint).
+# With `use_reentrant=False` PyTorch's checkpoint raises an error for such a function.
 #
 # The price is memory. Such a function saves tensors for the backward pass, and they take
 # four bytes for each element instead of two. The norms' parameters are few: a block of a

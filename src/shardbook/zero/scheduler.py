@@ -106,7 +106,8 @@ class Scheduler:
         # can be more than one, because activation checkpointing may run a backward pass
         # inside another.
         self.passes: dict[int, list[Hooks]] = {}
-        # The backward passes that [have failed](optimizer_guard.py).
+        # The backward passes that [have
+        # failed](optimizer_guard.py#module/interrupted-forward-and-backward-passes).
         self.failed: set[int] = set()
         # Whether gradients are exchanged at the end of this backward pass, or kept for
         # the next micro-batch.
@@ -288,7 +289,7 @@ class Scheduler:
         """Exchange a unit's complete gradients now, or mark them for later.
 
         Gradients of a micro-batch [that is not exchanged](accumulate.py) are kept.
-        [Stages 0 and 1](unit.py) exchange theirs at the end of the backward pass.
+        [Stages 0 and 1](unit.py#module/stage-0) exchange theirs at the end of the backward pass.
         """
         for flat in unit.trainable:
             flat.pending = flat.pending or flat.trains
@@ -347,7 +348,8 @@ class Scheduler:
         When the call of `backward` returns, the optimizer may step, unless gradients
         [are kept](accumulate.py) for another micro-batch. The units are closed in the
         order in which they were reached, which is the same on every rank. If this
-        function raises an error, the backward pass [has failed](optimizer_guard.py).
+        function raises an error, the backward pass [has
+        failed](optimizer_guard.py#module/interrupted-forward-and-backward-passes).
 
         :param task: autograd's number of the backward pass
         """
@@ -418,11 +420,11 @@ class Scheduler:
 
     # sidelit: core
 
-    # sidelit: depth Exchanges of a backward pass that failed, for which no rank waits.
+    # sidelit: depth Exchanges of a backward pass that failed, for which the next exchange must not wait.
 
     @staticmethod
     def give_up_exchanges() -> None:
-        """Stop waiting for the exchanges in flight, [after a failure](scheduler.py#forget)."""
+        """Forget the exchanges in flight, [after a failure](#forget)."""
         Scheduler.in_flight = None
         Scheduler.going_on = []
 
@@ -594,15 +596,16 @@ OURS = ("shardbook.", "torch.")
 # When a step ends as planned, every unit is freed and every exchange is complete. An
 # exception leaves something behind: units that are whole, gradients of half a backward
 # pass, or an exchange that the other ranks may never join. [Another
-# chapter](optimizer_guard.py) says how and when a failure is detected. This chapter removes
-# its remains when the next forward or backward pass begins.
+# chapter](optimizer_guard.py#module/interrupted-forward-and-backward-passes) says how
+# and when a failure is detected. This chapter removes its remains when the next forward
+# or backward pass begins.
 #
 # Even after a step without a failure, no unit relies on parameters that it gathered
 # earlier, because another rank's optimizer may have stepped since.
 #
 # | what is left | from | removed before |
 # |---|---|---|
-# | a unit that is whole | a forward pass that was interrupted | the unit's next forward pass |
+# | a unit that is whole | a pass that was interrupted | the next forward pass of the model or the unit |
 # | a prefetched unit | a forward pass that did not need it | the next forward pass |
 # | gradients, collected or sent | a backward pass that failed | the next forward or backward pass |
 # | gathered parameters | any forward pass | the next one, unless [no rank can have stepped](#expire) |

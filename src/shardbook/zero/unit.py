@@ -151,7 +151,7 @@ class Unit:
         self.fresh = False
         # Whether the modules hold the whole parameters at this moment.
         self.shown = False
-        # Whether the unit computes with [the masters themselves](flat.py).
+        # Whether the unit computes with [the masters themselves](flat.py#Flat/master-weights).
         self.precise = False
         # Whether a compiler runs a module of the unit.
         self.compiled = False
@@ -173,8 +173,9 @@ class Unit:
             self.keep(flat)
             flat.order = order
             guard_slices(flat, name)
-        # The vectors whose parameters can be trained, [now or later](whole_parameter.py).
-        # Only these ever have a gradient.
+        # The vectors whose parameters can be trained, [now or
+        # later](whole_parameter.py#module/freezing-and-unfreezing). Only these ever
+        # have a gradient.
         self.trainable = tuple(flat for flat in self.flats if flat.learns)
         # The vectors that are filled before each use: those of which a rank keeps a
         # part, and those that are stored in [another dtype or place](flat.py) than
@@ -201,9 +202,9 @@ class Unit:
 
         In stages 1 and 2 a frozen parameter has no optimizer state that could be split.
         It stays whole and is not exchanged, unless it [is trained
-        later](whole_parameter.py). In stage 3 frozen parameters are split, too, since
-        they take as much memory as others. There the part gets a vector of its own,
-        because `full` is emptied.
+        later](whole_parameter.py#module/freezing-and-unfreezing). In stage 3 frozen
+        parameters are split, too, since they take as much memory as others. There the
+        part gets a vector of its own, because `full` is emptied.
         """
         trained = self.splits.optimizer and flat.layout.trainable
         if not (trained or self.splits.parameters):
@@ -504,7 +505,7 @@ class Unit:
     def switch(self, precise: bool) -> None:
         """Choose the dtype of the next gather: the masters' dtype, or the policy's.
 
-        :param precise: whether `full` takes the dtype of [the masters](flat.py)
+        :param precise: whether `full` takes the dtype of [the masters](flat.py#Flat/master-weights)
         """
         if sum(flat.switch(precise) for flat in self.narrowed):
             self.empty()
@@ -707,14 +708,15 @@ REPLICATED = Stage()
 # | stage 1 | $4\,\Psi_u$ | $4\,\Psi_u$ | $8\,\Psi_u / N_d$ |
 #
 # In FP32 a training step of stage 1 sends exactly as many bytes as one of stage 0. [Stage
-# 0](unit.py) averages the gradients in two halves: a reduce-scatter, which leaves
+# 0](unit.py#module/stage-0) averages the gradients in two halves: a reduce-scatter, which leaves
 # each rank its piece of the mean, and an all-gather of the pieces. A rank that updates
 # only its own part needs only its own piece of the mean. So stage 1 leaves the second
 # half out, and gathers the updated *parameters* instead, which are just as many elements.
 #
-# Stage 1 sends more in two cases. [A policy](forecast.py) may let gradients travel in
-# fewer bytes than parameters. And a forward pass without a backward pass, as in an
-# evaluation, gathers the parameters here, while stage 0 sends nothing.
+# Stage 1 sends more in two cases. [A policy](forecast.py#module/the-bytes-of-a-policy)
+# may let gradients travel in fewer bytes than parameters. And a forward pass without a
+# backward pass, as in an evaluation, gathers the parameters here, while stage 0 sends
+# nothing.
 #
 # The optimizer stays as it is. `model.parameters()` gives it this rank's slices, and it
 # updates these.
@@ -728,7 +730,7 @@ ZERO1 = Stage(optimizer=True)
 #
 # > Each unit's gradients are exchanged as soon as they are complete, and a rank keeps its piece of the mean.
 #
-# [Stage 1](unit.py) needs only its piece of the mean gradient, but keeps all gradients
+# [Stage 1](unit.py#module/stage-1) needs only its piece of the mean gradient, but keeps all gradients
 # until the end of the backward pass. That is not necessary, because the backward pass
 # computes them one unit after the other. In stage 2 each unit's gradients are exchanged
 # when its own backward pass has ended, while the next unit computes:
@@ -758,7 +760,7 @@ ZERO2 = Stage(optimizer=True, gradients=True)
 # > A rank stores its part of each unit, and holds a whole unit only while the unit
 # > computes.
 #
-# [Stage 2](unit.py) has split everything but the parameters themselves, and with 64
+# [Stage 2](unit.py#module/stage-2) has split everything but the parameters themselves, and with 64
 # ranks they are most of what is left. A parameter is used twice in a step: in the forward
 # pass of its unit and in the backward pass. For the rest of the step the other ranks'
 # parts need not be stored:

@@ -26,10 +26,11 @@ gradients. A rank that has used all of its parameters, as is usual, does not wai
 the answer on the host. The exception is a step whose gradients [have
 waited](flat.py) in earlier micro-batches.
 
-If [each unit steps by itself](accumulate.py), the answer is needed as soon as the
-unit's mean has arrived. Then each unit sends its own numbers.
+If [each unit steps by itself](accumulate.py#module/stepping-inside-the-backward-pass),
+the answer is needed as soon as the unit's mean has arrived. Then each unit sends its
+own numbers.
 
-[Stage 0](unit.py) sends the numbers before the gradients, and always reads the
+[Stage 0](unit.py#module/stage-0) sends the numbers before the gradients, and always reads the
 answer. In stage 0 nothing is gathered, so a rank may run units that another rank skips,
 in any order. The answer names the units that any rank has used. Every rank then
 exchanges these units in the order of the model. So each rank may drop layers at random.

@@ -4,10 +4,10 @@ r"""# Gradients that wait for their exchange
 
 Between two [micro-batches](accumulate.py) under `no_sync` the gradient of a parameter
 has two parts. One part has been exchanged, and is in `parameter.grad`. The other part
-waits in [`grad_full`](flat.py). It is whole and not averaged, and the program does
-not see it. An unsharded program has the sum of both in `parameter.grad`, as has one
-with `DistributedDataParallel`. So a change of the gradient in between would reach only
-one of the two parts:
+waits in [`grad_full`](flat.py#Flat/the-gradients-of-a-flat). It is whole and not
+averaged, and the program does not see it. An unsharded program has the sum of both in
+`parameter.grad`, as has one with `DistributedDataParallel`. So a change of the gradient
+in between would reach only one of the two parts:
 
 | in between | unsharded | sharded |
 |---|---|---|

@@ -23,7 +23,7 @@ has one of the two classes of this chapter, or in a compiled unit the plain clas
 | given back | `Freed` | an operation on the parameter gathers the unit, or is refused |
 
 A program can keep the object itself: on the context of an `autograd.Function`, in a
-closure, or in a list. In [stage 3](unit.py) its memory is given back after the forward
+closure, or in a list. In [stage 3](unit.py#module/stage-3) its memory is given back after the forward
 pass. PyTorch would read memory that belongs to other tensors by then. `Freed` is told
 of each operation on the parameter before it runs. In a backward pass it [gathers the
 unit](hooks.py#Hooks.reach_again), and the operation reads the same values as in a plain
@@ -423,9 +423,9 @@ def carry_over(
 
     A module may freeze a parameter while it is whole: in its own `forward`, in a block
     of [`whole(model)`](whole.py), or after [an interrupted forward
-    pass](optimizer_guard.py). That change has to last. But the model's own parameters may
-    have changed meanwhile, too. So only differences from the beginning of the use are
-    copied back.
+    pass](optimizer_guard.py#module/interrupted-forward-and-backward-passes). That
+    change has to last. But the model's own parameters may have changed meanwhile, too.
+    So only differences from the beginning of the use are copied back.
 
     :param parameters: the model's own parameters
     :param whole: the whole parameters, in the same order
