@@ -14,8 +14,14 @@ between the operations. The second run may find the unit unsharded already and m
 copies. From there on each count would belong to another operation. So hooks mark the
 time in which they work, and a policy ignores the operations of that time.
 
-The last part of this chapter changes the tensors that go into a module or come out of
-it.
+Hooks also [change the tensors](#map_tensors) that go into a module or come out of it.
+
+[The call stack](#module/nested-calls-of-a-module) shows which calls of a module are
+under way. A program that watches a run sees each action of a unit through
+[observers](#module/observers-a-program-that-watches), and a profiler sees it through
+[labels](#module/labels-for-a-profiler). [The last
+section](#module/rules-in-pytorchs-reentrant-checkpoint) concerns PyTorch's reentrant
+checkpoint, whose second run would otherwise compute norms in 16 bits.
 """
 
 from __future__ import annotations
@@ -135,6 +141,8 @@ def tensors_in(value: Any) -> list[Tensor]:
     >>> tensors_in((Output(torch.ones(1)), None))
     [tensor([1.])]
     """
+    if isinstance(value, Tensor):
+        return [value]
     found: list[Tensor] = []
     seen: set[int] = set()
     waiting = [value]
@@ -431,7 +439,7 @@ def calls_under_way(
     while frame is not None and count != most:
         if frame.f_code is MODULE_CALL:
             called = frame.f_locals["self"]
-            count += any(called is module for module in modules)
+            count += called in modules
         frame = frame.f_back
     return count
 

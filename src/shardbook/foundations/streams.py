@@ -1,4 +1,4 @@
-r"""# Streams
+r"""# Streams and huge pages
 
 > Exchanges run while modules compute, and the work around each exchange has streams of its own.
 
@@ -28,6 +28,9 @@ which need not be the device of a given tensor. A wait for the wrong device's st
 would order nothing. So every call below names its device.
 
 On a CPU the same calls exist and do nothing, because the thread itself keeps the order.
+There another cost holds up the computation. The system provides fresh memory page by
+page, while the program writes to it, and [huge pages](#module/huge-pages) lower this
+cost.
 """
 
 from __future__ import annotations
@@ -78,6 +81,8 @@ def compute_stream(device: torch.device) -> Any:
     """
     now = torch.get_device_module(device).current_stream(device)
     known = users.setdefault(device, [])
+    if known == [now]:
+        return now
     if known and known[-1] != now:
         # Without this wait an optimizer on a stream of its own could read gradients
         # that have not arrived, and the next gather could send the weights of the step
@@ -144,7 +149,7 @@ def ask_for_large_pages(tensor: Tensor) -> None:
     storage = tensor.untyped_storage()
     # The storage reports that a tensor has no memory, while the tensor itself may still
     # report a CPU.
-    if storage.device.type != "cpu" or storage.nbytes() < _WORTH_ASKING:
+    if storage.nbytes() < _WORTH_ASKING or storage.device.type != "cpu":
         return
     advise = advice()
     if advise is not None:

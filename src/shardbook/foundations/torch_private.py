@@ -1,4 +1,4 @@
-r"""# Private names of PyTorch
+r"""# Private names and versions of PyTorch
 
 > The private names of PyTorch that this library uses, each with its reason and a test.
 
@@ -22,7 +22,9 @@ mend.
 | `module._parameters` | `own_parameters(module)` |
 
 `pyproject.toml` requires the versions of PyTorch with which these tests have passed.
-[Below](#check_version) stands what differs between them.
+[A later section](#module/versions-of-pytorch) lists the differences between these
+versions. [The version of a tensor](#module/tensor-versions), which counts the writes to
+the tensor, is a private name with a section of its own.
 """
 
 from __future__ import annotations
@@ -756,9 +758,10 @@ class Versions(tuple[int, ...]):
     __slots__ = ()
 
     def __new__(cls, *tensors: Tensor) -> Versions:
-        # The same as `writes_to` of each tensor, without a call for each.
-        counts = [0 if one.is_inference() else one._version for one in tensors]
-        return super().__new__(cls, counts)
+        try:
+            return super().__new__(cls, map(count_of_writes, tensors))
+        except RuntimeError:  # for a tensor of inference mode
+            return super().__new__(cls, map(writes_to, tensors))
 
     def changed(self, *tensors: Tensor) -> list[Tensor]:
         """The tensors that have been written to since.

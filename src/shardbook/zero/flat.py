@@ -257,10 +257,11 @@ class Flat:
         A whole parameter [requires a gradient](whole_parameter.py#carry_over) if the
         model's own parameter does at this moment.
         """
-        self.writes.note(self.whole, begins=whole)
+        # A write to memory that this rank keeps is no write that is lost.
+        if self.sliced or self.converts:
+            self.writes.note(self.whole, begins=whole)
         if self.learns and self.usual is None:
-            with as_plain():
-                carry_over(self.parameters, self.whole, to_whole=whole)
+            carry_over(self.parameters, self.whole, to_whole=whole)
 
     def store(self) -> None:
         """Take this rank's part from `full`, after values were loaded into it."""

@@ -67,7 +67,7 @@ from shardbook.zero.demand import (
     set_pair,
     take_away,
 )
-from shardbook.zero.optimizer_guard import Computed, refuse_copies_of
+from shardbook.zero.optimizer_guard import NEVER, Computed, refuse_copies_of
 from shardbook.zero.refusals import refuse_threads, refuse_transforms
 from shardbook.zero.scheduler import Scheduler, clear_away
 from shardbook.zero.unit import Unit
@@ -90,7 +90,7 @@ class Use:
 
     start: int
     inputs: set[Any] = field(default_factory=set)
-    computed: Computed = field(default_factory=Computed)
+    computed: Computed = NEVER
     pair: Pair | None = None
 
 

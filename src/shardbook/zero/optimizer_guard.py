@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from shardbook.zero.unit import Unit
 
 __all__ = [
+    "NEVER",
     "Computed",
     "Ending",
     "before_step",
@@ -461,3 +462,7 @@ class Computed:
                 f"{unit.name}: parameters were changed between this unit's forward "
                 "pass and its backward pass; call backward before the optimizer steps"
             )
+
+
+# No forward pass has ended yet.
+NEVER = Computed()

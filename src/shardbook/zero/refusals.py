@@ -1,6 +1,16 @@
-r"""# No second wrapper
+r"""# Unsupported uses of a sharded model
 
-> A sharded model inside another wrapper is refused before either of the two exchanges anything.
+> A use that would train something else, or fail deep inside PyTorch, is refused with an
+> error that names it.
+
+A program may put a sharded model into a second wrapper, or [add
+parameters](#module/parameters-that-belong-to-no) to it. It may call [a transform or a
+method](#module/transforms-and-methods-that-a) that needs all parameters at once. Or two
+tensors of the model may [lie in one memory](#module/tensors-in-one-memory). Without a
+check, each of these would end in a wrong result, or in an error that does not name its
+cause.
+
+## A second wrapper
 
 `DistributedDataParallel` averages the gradients of a model over the ranks, and so does
 `shard`. Both around one model cannot work. The wrapper compares the shapes of its
@@ -43,6 +53,7 @@ from shardbook.foundations.torch_private import (
     in_transform,
     is_initialised,
     own_buffers,
+    own_parameters,
     own_tables,
     pre_hooks_of,
     storage_id,
@@ -282,7 +293,7 @@ def refuse_replaced_in(unit: Unit) -> list[dict[str, nn.Parameter | None]]:
     :returns: for each of the unit's sites, the dictionary of its module's parameters
     :raises RuntimeError: naming the parameter and what to do
     """
-    owners = [own for own, _ in own_tables(site.module for site in unit.sites)]
+    owners = [own_parameters(site.module) for site in unit.sites]
     for site, own in zip(unit.sites, owners, strict=True):
         if own.get(site.attribute) is not site.parameter:
             raise RuntimeError(
@@ -368,9 +379,9 @@ def modules_of(kind: type[nn.Module]) -> Iterator[nn.Module]:
 # - `resize_token_embeddings` builds a larger table from the old one, of which a rank has
 #   only a slice.
 #
-# Without the checks of this chapter, each of them would end in an error from deep inside
-# PyTorch, or in a wrong result. The checks run when a unit's forward pass begins, and
-# cost a microsecond.
+# Without the checks of this section, each of them would end in an error from deep
+# inside PyTorch, or in a wrong result. The checks run when a unit's forward pass begins,
+# and cost a microsecond.
 
 
 # Methods of models of other libraries that change the shapes or the values of whole
@@ -457,9 +468,9 @@ def refuse_threads(scheduler: Scheduler, unit: str) -> None:
 # sharding there would be two memories with equal values, and after a step two different
 # weights. No error would be raised.
 #
-# So before a model is sharded, this chapter looks at the memory of its parameters,
-# buffers, and tensors in the attributes of its modules. Tensors in another place, such as
-# a closure or a global variable, are not found.
+# So before a model is sharded, [a check](#shared_memory) looks at the memory of its
+# parameters, buffers, and tensors in the attributes of its modules. Tensors in another
+# place, such as a closure or a global variable, are not found.
 
 
 class Span(NamedTuple):

@@ -215,9 +215,10 @@ class Scheduler:
         After a unit that runs outside of the model's forward pass nothing is gathered
         ahead. If it is called by itself, an optimizer may change the weights before
         the prefetched unit is used. If it is recomputed inside the backward pass,
-        the unit that follows it in the forward pass has just been freed.
+        the unit that follows it in the forward pass has just been freed. And a unit that
+        is never filled needs no prefetch.
         """
-        if not self.calls.calls or in_backward():
+        if not self.calls.calls or not unit.filled or in_backward():
             return
         expected = self.route.reach(unit)
         following = list(self.route.ahead(self.prefetch.depth))
@@ -230,6 +231,8 @@ class Scheduler:
 
     def forward_ended(self, unit: Unit) -> None:
         """Record the order of the forward pass, which the backward pass reads from its end."""
+        if not unit.filled:
+            return
         self.ended.append(unit)
         # After an evaluation with gradients enabled, no backward pass empties the list,
         # so its length is limited.
@@ -277,6 +280,8 @@ class Scheduler:
         would be gathered in vain.
         """
         hooks.to_prefetch = False
+        if not hooks.unit.filled:
+            return
         self.back.reach(hooks.unit)
         following = [
             other
@@ -696,6 +701,8 @@ def expire(scheduler: Scheduler, unit: Unit) -> None:
     swaps averaged weights in for an evaluation and out again. So an evaluation without
     gradients always gathers, and so does the forward pass after it.
     """
+    if not unit.filled:
+        return
     version = unit.version if torch.is_grad_enabled() else None
     if not scheduler.kept or version is None or version != scheduler.versions.get(unit):
         unit.fresh = False

@@ -69,7 +69,6 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -80,7 +79,7 @@ from shardbook.foundations.exchange_order import Order
 from shardbook.foundations.hook_context import label
 from shardbook.foundations.layout import plan
 from shardbook.foundations.streams import compute_stream, give_back, streams
-from shardbook.foundations.torch_private import Versions, as_plain, shares_storage
+from shardbook.foundations.torch_private import as_plain, shares_storage
 from shardbook.zero.access import guard_slices
 from shardbook.zero.flat import Flat, resize
 from shardbook.zero.offload import move_out
@@ -177,6 +176,7 @@ class Unit:
         # later](whole_parameter.py#module/freezing-and-unfreezing). Only these ever
         # have a gradient.
         self.trainable = tuple(flat for flat in self.flats if flat.learns)
+        self.match_sites()
         # The vectors that are filled before each use: those of which a rank keeps a
         # part, and those that are stored in [another dtype or place](flat.py) than
         # modules compute with. Stage 0 without a policy has none.
@@ -228,6 +228,14 @@ class Unit:
             for flat in self.flats
             for parameter, whole in zip(flat.parameters, flat.whole, strict=True)
         }
+
+    def match_sites(self) -> None:
+        """Note the counterpart of each site's parameter.
+
+        Tied sites name one parameter. They get the same counterpart, so they stay tied.
+        """
+        counterpart = self.counterpart
+        self.counterparts = [counterpart[site.parameter] for site in self.sites]
 
     @property
     def nbytes(self) -> int:
@@ -315,15 +323,15 @@ class Unit:
         if whole and self.state is not State.WHOLE:
             raise RuntimeError(f"{self.name} is not whole; wait for it first")
         self.shown = whole
-        for flat in self.flats:
-            if self.compiled:
-                set_class(flat.whole, nn.Parameter)
-            flat.use(whole)
-        counterpart = self.counterpart if whole else {}
-        for site, own in zip(self.sites, self.owners, strict=True):
-            # Tied sites name one parameter. They get the same counterpart, so they stay
-            # tied.
-            parameter = counterpart.get(site.parameter, site.parameter)
+        with as_plain():
+            for flat in self.flats:
+                if self.compiled:
+                    set_class(flat.whole, nn.Parameter)
+                flat.use(whole)
+        for site, own, counterpart in zip(
+            self.sites, self.owners, self.counterparts, strict=True
+        ):
+            parameter = counterpart if whole else site.parameter
             # In a plain module it is enough to change the dictionary of parameters. A
             # module with a `__setattr__` of its own, such as a recurrent layer, must see
             # the change, or it would compute with the old parameter.
@@ -349,7 +357,6 @@ class Unit:
         self.wait()
         with label("free", self.name):
             self.empty()
-            give_back(self.home)
         self.state = State.SHARDED
         if self.narrowed:
             self.switch(self.precise)
@@ -369,6 +376,7 @@ class Unit:
             for flat in self.flats:
                 set_class(flat.whole, Freed)
                 resize(flat.full, 0)
+            give_back(self.home)
             self.fresh = False
 
     def expire(self) -> None:
@@ -497,10 +505,7 @@ class Unit:
     @property
     def version(self) -> int:
         """A number that grows each time the model's own parameters are changed."""
-        parameters = chain.from_iterable(flat.parameters for flat in self.flats)
-        with as_plain():
-            writes = sum(Versions(*parameters))
-        return writes + sum(flat.changes for flat in self.flats)
+        return sum(flat.version for flat in self.flats)
 
     def switch(self, precise: bool) -> None:
         """Choose the dtype of the next gather: the masters' dtype, or the policy's.
@@ -508,6 +513,7 @@ class Unit:
         :param precise: whether `full` takes the dtype of [the masters](flat.py#Flat/master-weights)
         """
         if sum(flat.switch(precise) for flat in self.narrowed):
+            self.match_sites()
             self.empty()
             self.expire()
 
@@ -629,9 +635,9 @@ class Bundle:
             yield part.clone(memory_format=torch.contiguous_format).view(-1)
 
 
-# The most bytes of gradients that are exchanged together. To send so many takes about as
-# long as to start an exchange.
-BUNDLE = 2**18
+# The most bytes of gradients that are exchanged together. While they are put side by side,
+# they exist twice, so their number is limited.
+BUNDLE = 2**22
 
 
 def bundles(units: Iterable[Unit]) -> list[list[Unit]]:

@@ -14,7 +14,7 @@ from shardbook.zero.unit import State
 
 
 def unit(name: str, nbytes: int = 100, state: State = State.SHARDED) -> Any:
-    made = SimpleNamespace(name=name, nbytes=nbytes, state=state, stage=3)
+    made = SimpleNamespace(name=name, nbytes=nbytes, state=state, stage=3, filled=(name,))
 
     def gather() -> None:
         made.state = State.GATHERING
