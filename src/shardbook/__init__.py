@@ -12,14 +12,14 @@ Each module of this package is a chapter. The groups are the folders of the pack
 reduce-scatter](collectives.py#module/all-to-all-instead-of), [The byte
 ledger](collectives.py#module/the-byte-ledger), [One flat vector](layout.py), [Huge
 pages](streams.py#module/huge-pages), [Tensor
-versions](torch_private.py#module/tensor-versions), [Streams](streams.py), [The context
-of a hook](hook_context.py),
+versions](torch_private.py#module/tensor-versions), [Streams and huge
+pages](streams.py), [The context of a hook](hook_context.py),
 [Observers](hook_context.py#module/observers-a-program-that-watches), [Labels for a
-profiler](hook_context.py#module/labels-for-a-profiler), [Private names of
+profiler](hook_context.py#module/labels-for-a-profiler), [Private names and versions of
 PyTorch](torch_private.py), [Versions of
 PyTorch](torch_private.py#module/versions-of-pytorch), [Nested calls of a
-module](hook_context.py#module/nested-calls-of-a-module), [The ranks compare their
-models](agreement.py), [The ranks keep one order of exchanges](exchange_order.py),
+module](hook_context.py#module/nested-calls-of-a-module), [Agreement between the
+ranks](agreement.py), [The ranks keep one order of exchanges](exchange_order.py),
 [Rounds through the store](agreement.py#module/rounds-through-the-store), [The next
 exchange of a rank](agreement.py#module/the-next-exchange-of-a), [A monitor thread for
 ranks that wait](watchdog.py#module/a-monitor-thread-for-ranks), [The progress of a
@@ -35,12 +35,13 @@ ranks on this machine](foundations/ranks.py), [The fork server](forkserver.py).
 examples](corpus.py).
 
 **Parameters**: [The flat vector](flat.py), [What a flat vector
-refuses](whole_parameter.py#module/what-a-flat-vector-refuses), [The class of a whole
-parameter](whole_parameter.py), [Access to a slice](access.py), [The gradients of a flat
+refuses](whole_parameter.py#module/what-a-flat-vector-refuses), [The whole parameters of
+a unit](whole_parameter.py), [Access to a slice](access.py), [The gradients of a flat
 vector](flat.py#Flat/the-gradients-of-a-flat), [Gradients that wait for their
 exchange](waiting.py), [Freezing and
 unfreezing](whole_parameter.py#module/freezing-and-unfreezing), [Parameter
-sites](parameter_sites.py), [Counting a constructor's writes](construct.py), [Copies
+sites](parameter_sites.py), [Counting a constructor's
+writes](construct.py#module/counting-a-constructors-writes), [Copies
 between device and host](offload.py#module/copies-between-device-and-host), [The
 policy](policy.py), [Master weights](flat.py#Flat/master-weights),
 [Offload](offload.py), [Norms and losses](policy.py#module/norms-and-losses).
@@ -48,8 +49,8 @@ policy](policy.py), [Master weights](flat.py#Flat/master-weights),
 **Guards**: [Interrupted forward and backward
 passes](optimizer_guard.py#module/interrupted-forward-and-backward-passes), [Weights
 that change before the backward
-pass](optimizer_guard.py#module/weights-that-change-before-the), [No second
-wrapper](refusals.py), [Transforms and methods that a sharded model
+pass](optimizer_guard.py#module/weights-that-change-before-the), [Unsupported uses of a
+sharded model](refusals.py), [Transforms and methods that a sharded model
 refuses](refusals.py#module/transforms-and-methods-that-a), [Tensors in one
 memory](refusals.py#module/tensors-in-one-memory), [Checks before an optimizer's
 step](optimizer_guard.py), [Parameters that belong to no
@@ -71,12 +72,11 @@ model](model.py), [Building a model unit by unit](construct.py), [Saving and loa
 sharded model](state_dict.py), [Casts at the model's
 boundary](model.py#module/casts-at-the-models-boundary).
 
-**Training**: [Gradient accumulation over micro-batches](accumulate.py), [Unequal
+**Training**: [Gradient accumulation and other training loops](accumulate.py), [Unequal
 numbers of batches on the ranks](accumulate.py#module/unequal-numbers-of-batches-on),
-[Gradient clipping](clip.py), [Whole parameters outside the forward pass](whole.py),
-[Stepping inside the backward
-pass](accumulate.py#module/stepping-inside-the-backward-pass), [Saving and loading
-optimizer state](optimizer_state.py), [Evaluating in full
+[Gradient clipping](clip.py), [Whole parameters and full precision](whole.py), [Stepping
+inside the backward pass](accumulate.py#module/stepping-inside-the-backward-pass),
+[Saving and loading optimizer state](optimizer_state.py), [Evaluating in full
 precision](whole.py#module/evaluating-in-full-precision).
 
 **Mixed precision**: [Floating-point formats](formats.py), [What rounding does to
@@ -91,7 +91,7 @@ over ranks](loss_scaling.py#module/loss-scaling-over-ranks).
 layer costs](budget.py#module/what-a-layer-costs), [Counting
 FLOPs](budget.py#module/counting-flops), [Restoring
 autocast](segment.py#module/restoring-autocast), [Reentrant
-checkpointing](reentrant.py), [A segment of a reentrant checkpoint](segment.py),
+checkpointing](reentrant.py), [The second run of a checkpoint](segment.py),
 [Non-reentrant checkpointing](saved_tensors.py), [Saving the arguments of a
 checkpoint](arguments.py), [The recomputation](segment.py#module/the-recomputation),
 [Checking that both runs agree](determinism.py), [Finding the operation where two runs
@@ -123,23 +123,23 @@ checkpoint](sharded.py#module/the-files-of-a-sharded), [Checksums of a checkpoin
 elements](together.py#module/checksums-of-a-checkpoints-elements), [Reading a
 checkpoint's index without running a
 pickle](schema.py#module/reading-a-checkpoints-index-without), [Buffers and random
-states of each rank](run_state.py#module/buffers-and-random-states-of), [Optimizer state
-in a checkpoint](optimizer_entries.py), [Object states as
+states of each rank](run_state.py#module/buffers-and-random-states-of), [Parameters and
+optimizer state in checkpoints](optimizer_entries.py), [Object states as
 JSON](schema.py#module/object-states-as-json), [The state of a run](run_state.py), [The
-list of a checkpoint's files](together.py#module/the-list-of-a-checkpoints), [What the
-files of a checkpoint may say](schema.py), [Asynchronous
-checkpoints](folder_names.py#module/asynchronous-checkpoints), [Sharing results and
-errors between ranks](together.py), [A folder of checkpoints](checkpoints.py), [Saving a
-model as safetensors](model_folder.py), [Tensor names in a model
-folder](folder_names.py), [Names in the files of the transformers
+list of a checkpoint's files](together.py#module/the-list-of-a-checkpoints), [The file
+formats of a checkpoint](schema.py), [Asynchronous
+checkpoints](folder_names.py#module/asynchronous-checkpoints), [Failed ranks and damaged
+files](together.py), [A folder of checkpoints](checkpoints.py), [Saving a model as
+safetensors](model_folder.py), [Model folders and asynchronous
+checkpoints](folder_names.py), [Names in the files of the transformers
 library](model_folder.py#module/names-in-the-files-of), [Loading checkpoints of other
 programs](torch_checkpoint.py), [The index of another program's
 checkpoint](model_folder.py#module/the-index-of-another-programs), [The safetensors
 format](tensor_file.py).
 
-**Other ways to split a model**: [Tensor parallelism](tensor_parallel.py), [ZeRO-R:
-activations, buffers and fragmentation](tensor_parallel.py#module/zero-r), [Pipeline
-parallelism](pipeline_parallel.py), [Three dimensions of
+**Other ways to split a model**: [Tensor parallelism and ZeRO](tensor_parallel.py),
+[ZeRO-R: activations, buffers and fragmentation](tensor_parallel.py#module/zero-r),
+[Pipeline parallelism](pipeline_parallel.py), [Three dimensions of
 parallelism](tensor_parallel.py#module/three-dimensions-of-parallelism), [The programs
 of this part](programs.py).
 
@@ -152,21 +152,21 @@ run](train/ranks.py#module/the-same-options-on-all), [The training text](text.py
 tokenizer](text.py#module/encoding-text-with-a-tokenizer), [The position of a run in its
 text](plan.py#module/the-position-of-a-run), [The learning-rate
 schedule](plan.py#module/the-learning-rate-schedule), [Losses and gradients that are not
-finite](not_finite.py), [Planning the memory of a run](plan.py), [The parts of a
+finite](not_finite.py), [Planning and assembling a run](plan.py), [The parts of a
 run](plan.py#module/the-parts-of-a-run), [Training on several
 machines](train/ranks.py#module/training-on-several-machines), [Resuming a
 run](saving.py), [Training a sharded model](loop.py), [The loss on unseen
-text](loop.py#module/the-loss-on-unseen-text), [Tracking the figures of each
-step](tracking.py), [A trace of one step](tracking.py#module/a-trace-of-one-step), [A
-snapshot of the memory at its peak](tracking.py#module/a-snapshot-of-the-memory).
+text](loop.py#module/the-loss-on-unseen-text), [Tracking, traces and memory
+snapshots](tracking.py), [A trace of one step](tracking.py#module/a-trace-of-one-step),
+[A snapshot of the memory at its peak](tracking.py#module/a-snapshot-of-the-memory).
 
 **Fine-tuning**: [Fine-tuning a GPT-NeoX](finetune.py), [The options of
 fine-tuning](finetune_options.py), [Opening a pretrained model](pretrained.py),
 [Training a subset of the parameters](tuned_folder.py#module/training-a-subset-of-the),
 [LoRA through peft](tuned_folder.py#module/lora-through-peft), [Choosing the units of a
 transformers model](pretrained.py#module/choosing-the-units-of-a), [Loading a model into
-shards](tuned_folder.py#module/loading-a-model-into-shards), [Writing the fine-tuned
-model](tuned_folder.py), [The report of
+shards](tuned_folder.py#module/loading-a-model-into-shards), [The parameters of a
+fine-tuned model](tuned_folder.py), [The report of
 fine-tuning](finetune.py#module/the-report-of-fine-tuning), [Planning the memory of
 fine-tuning](finetune.py#module/planning-the-memory-of-fine).
 
@@ -175,12 +175,12 @@ watch](checked_run.py), [Findings](watches.py#module/findings-a-finding-has-a), 
 line of the program](watches.py#module/the-line-of-the-program), [The watches of a
 checked run](watches.py), [Comparing notes between
 ranks](watches.py#module/comparing-notes-between-ranks), [Checking the steps, and ending
-the script](watch_data.py#module/checking-the-steps-and-ending), [Checking the
-gradients](watch_gradients.py), [Checking the
+the script](watch_data.py#module/checking-the-steps-and-ending), [Checking gradients and
+parameters](watch_gradients.py), [Checking the
 parameters](watch_gradients.py#module/checking-the-parameters), [Checking batches, modes
-and random numbers](watch_data.py), [Checking code that uses slices](watch_slices.py),
-[Checking the sent bytes](watch_memory.py#module/checking-the-sent-bytes), [Checking the
-stored bytes](watch_memory.py), [The page of
+and steps](watch_data.py), [Checking code that uses slices](watch_slices.py), [Checking
+the sent bytes](watch_memory.py#module/checking-the-sent-bytes), [Checking the stored
+and sent bytes](watch_memory.py), [The page of
 findings](checked_run.py#module/the-page-of-findings), [Checking for races between
 streams](checked_run.py#module/checking-for-races-between-streams), [A recording of
 streams](race_replay.py#module/a-recording-of-streams), [Finding races in a

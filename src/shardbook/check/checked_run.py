@@ -9,7 +9,10 @@ python -m shardbook.check --ranks 2 --steps 3 train.py --lr 1e-3
 
 You do not change `train.py`. The script runs as Python would run it: as `__main__`, with
 its own arguments, and with its folder first on the path. While it runs, [the
-watches](watches.py) check what it does. The page depends on how the script ends:
+watches](watches.py) check what it does. At the end, [the page of
+findings](#module/the-page-of-findings) is printed. With `--races` the page also reports
+[races between streams](#module/checking-for-races-between-streams) that the script
+would have on a GPU. The page depends on how the script ends:
 
 | the script | the page |
 |---|---|

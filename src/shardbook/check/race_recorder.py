@@ -3,9 +3,9 @@ r"""# Recording a run as if on a GPU
 > The recorder runs a program on a CPU, and records the streams and allocations that a
 > GPU would use.
 
-The program really runs, on CPU tensors, and its results are right. In addition the
-recorder writes [a list of events](race_replay.py#module/a-recording-of-streams) that a
-GPU would see. It models
+The program really runs, on CPU tensors, and its results are right. In addition [the
+recorder](#module/the-recorder) writes [a list of
+events](race_replay.py#module/a-recording-of-streams) that a GPU would see. It models
 
 - **kernels**: each operation of PyTorch is one kernel on the current stream. The
   operation's schema says which tensors it reads and writes. They are recorded by
@@ -14,9 +14,10 @@ GPU would see. It models
 - **streams, events and NCCL**: [the modelled
   device](race_recorder.py#module/a-modelled-device-with-streams) records them. A
   synchronous collective runs on the current stream.
-- **memory and the host**: [a later section](#module/memory-and-the-host-in) records both. Memory from
-  `host_memory` is on the host, and so are tensors that PyTorch computes from it. All
-  other tensors count as tensors of the device, and their `is_cpu` is false.
+- **memory and the host**: [the recording](#module/memory-and-the-host-in) lists when
+  memory is freed, and when the host waits. Memory from `host_memory` is on the host,
+  and so are tensors that PyTorch computes from it. All other tensors count as tensors
+  of the device, and their `is_cpu` is false.
 
 Other waits of the host are not modelled. For example, `item()` makes the host wait for
 the stream. But a program whose order depends on an `item()` has a race as soon as the
@@ -457,12 +458,12 @@ def record_stream(tensor: Tensor, stream: Stream) -> None:
 
 # ## A modelled device with streams
 #
-# > The streams and events of this chapter execute nothing, and record each call.
+# > The streams and events of the modelled device execute nothing, and record each call.
 #
 # `torch.get_device_module(device)` returns the module with a device's streams, such as
-# `torch.cuda`. A CPU has no streams. While [a recorder](race_recorder.py) is active,
-# the function returns this chapter's module instead. Its streams start empty, and only
-# `wait_stream` and events order them.
+# `torch.cuda`. A CPU has no streams. While [a recorder](#module/the-recorder) is
+# active, the function returns the modelled device instead. Its streams start empty, and
+# only `wait_stream` and events order them.
 #
 # **Several devices.** In this model, the model's device is not the current device, except
 # inside a block `with module.stream(...)` for one of its streams. So if the library makes

@@ -4,11 +4,12 @@ r"""# Finding races in a recording
 > wait or a stream orders them.
 
 PyTorch has a checker for races on a CUDA device. For each kernel it knows which other
-kernels have surely finished before. This chapter gives the checker [a
-recording](race_replay.py#module/a-recording-of-streams) instead of a device. So one
-recording can be checked again and again, even with one wait left out. If there is no
-race without a wait, the wait is not needed. In this way the tests show that each wait
-of the library is necessary.
+kernels have surely finished before. This chapter gives the checker a recording instead
+of a device. [A recording](#module/a-recording-of-streams) lists the kernels, waits and
+allocations of a run, and [the recorder](race_recorder.py) makes it. So one recording
+can be checked again and again, even with one wait left out. If there is no race without
+a wait, the wait is not needed. In this way the tests show that each wait of the library
+is necessary.
 
 ```python
 with Recorder() as recorder:
@@ -169,8 +170,8 @@ def told(access: Any) -> str:
 # A GPU executes the kernels of one stream in order, and the kernels of two streams in any
 # order. If a wait between two streams is missing, most runs still give the right result,
 # because the kernels happen to run in a good order. So the results do not show whether a
-# program waits enough. The program's *calls* show it. This chapter defines a recording of
-# these calls: kernels, events, waits, and memory that is allocated and freed. [The
+# program waits enough. The program's *calls* show it. A recording is the list of these
+# calls: kernels, events, waits, and memory that is allocated and freed. [The
 # recorder](race_recorder.py) makes a recording from a real run on a CPU, and [the
 # replay](race_replay.py) searches it for races.
 #

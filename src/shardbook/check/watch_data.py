@@ -1,7 +1,7 @@
-r"""# Checking batches, modes and random numbers
+r"""# Checking batches, modes and steps
 
-> The check compares the batches of all ranks, and detects a model in `eval()` mode and
-> equal dropout masks.
+> At each forward pass, the checks compare the batches and the steps of all ranks, and
+> detect a model in `eval()` mode.
 
 A data loader without a `DistributedSampler` gives every rank the same batches. With 8
 ranks, all of them compute the same gradient, and the mean is the gradient of one rank
@@ -15,6 +15,10 @@ Two more faults are visible at the beginning of a forward pass. A model that was
 `eval()` mode trains without dropout and does not update the statistics of its norms.
 And ranks with equal seeds draw equal dropout masks. The second is only a note: the
 masks repeat, but the gradients are correct.
+
+The beginning of a forward pass is also where the ranks compare [their steps and
+learning rates](#module/checking-the-steps-and-ending). After the last step, the script
+is ended there on all ranks.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-r"""# Checking the gradients
+r"""# Checking gradients and parameters
 
 > The check detects missing, zero, infinite and undivided gradients, and parameters that
 > no optimizer trains.
 
 An optimizer raises no error for bad gradients. It skips a parameter without a gradient,
 does nothing if all gradients are zero, and writes NaN into the model if a gradient is
-NaN. The check answers four questions, the second and the fourth after each step and the
+NaN. Even if every gradient is right, the ranks may train different models, so [a second
+check](#module/checking-the-parameters) compares their parameters. The check of the
+gradients answers four questions, the second and the fourth after each step and the
 others at the end:
 
 - **Was there a gradient at all?** If `zero_grad()` comes between `backward()` and

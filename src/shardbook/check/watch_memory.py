@@ -1,7 +1,7 @@
-r"""# Checking the stored bytes
+r"""# Checking the stored and sent bytes
 
-> The check counts the parameters and the optimizer state after the last step, and
-> compares the parameters with the plan.
+> The checks count the bytes that a rank stores and the bytes that it sends, and compare
+> them with the plan.
 
 [The plan](forecast.py#module/the-bytes-of-a-policy) gives the bytes of each unit that a
 rank stores between two steps. In stage 3 these are its part of the parameters, in
@@ -12,6 +12,10 @@ unknown to the library.
 The check counts the bytes of tensors, and not the blocks of the allocator. It does not
 compare the peak, because the peak depends on the activations that your model's
 operations save.
+
+The plan also gives the bytes that a rank sends for each unit. [A second
+check](#module/checking-the-sent-bytes) counts them, and shows for example a unit that
+is gathered more often than planned.
 
 :notation $P_u$: `padded`, the elements of one flat vector of unit $u$ with its padding
 :notation $S_u$: `shard_numel`, the elements of a rank's part

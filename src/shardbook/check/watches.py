@@ -9,6 +9,11 @@ the checks: before and after a model is sharded, at the beginning of a forward p
 of a backward pass, before and after an optimizer step, when a unit acts, and at the end
 of the script. A check overrides the methods that it needs.
 
+The check of the batches also needs those of the other ranks, so the ranks [exchange
+notes](#module/comparing-notes-between-ranks). If all batches are equal, the check adds
+[a finding](#module/findings-a-finding-has-a). The finding names [the
+line](#module/the-line-of-the-program) of your program that called the model.
+
 [`Watched`](#Watched) is the block in which these methods are called. It does not change
 the script, and removes its hooks at the end:
 

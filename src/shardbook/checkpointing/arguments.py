@@ -16,6 +16,11 @@ So a checkpoint records an operation that computes nothing and saves the tensors
 node of this operation lies on no path of the graph, so no backward pass runs it. The
 checkpoint holds the node by its result, an empty tensor, and therefore the saved tensors
 are freed together with the checkpoint.
+
+Saved arguments alone do not make the second run correct. Parameters are inputs that the
+caller does not pass, so a checkpoint also [compares their versions](#Parameters). And
+on a GPU the second run may be on another stream than the forward pass, so a stream
+[waits for the tensors](#module/tensors-that-cross-streams) that it reads.
 """
 
 from __future__ import annotations

@@ -16,6 +16,11 @@ plan = cheapest(measure(model, x), budget=2 * 10**9)
 y = plan.apply(model, x)
 ```
 
+`measure` runs the chain once, and counts for each layer [the bytes that autograd
+saves](#module/what-a-layer-costs) and [the FLOPs](#module/counting-flops). From these
+numbers [the peak and the cost](#module/the-memory-and-the-cost) of every plan follow,
+so `cheapest` compares plans without running them.
+
 **Compared with equal segments.** Take a GPT of 16 blocks. With its embedding and its
 head the chain has 18 layers. The square-root rule cuts them into 4 segments and keeps
 the last. The table shows the peak of saved bytes and the recomputed forward passes,

@@ -64,6 +64,11 @@ The last column counts FLOPs, as multiples of one forward pass. Early stop is th
 difference between 0.71 and 0.99, because more than a quarter of a block's FLOPs are in
 its last product.
 
+In a chain of layers,
+[`checkpoint_sequential`](#module/checkpointing-a-chain-in-segments) puts checkpoints
+around segments of several layers. Its section derives how many segments give the lowest
+peak if all layers are alike.
+
 **What a checkpoint does not save.** Parameters, optimizer state and gradients take the
 same memory as before. The first backward pass allocates `.grad` of each parameter,
 whether its layer is checkpointed or not. So for a large model with short sequences

@@ -24,6 +24,13 @@ length alone. A second run that saves too many tensors is found only without [ea
 stop](segment.py#Collector). With early stop the run ends before these tensors,
 and no gradient is computed from them.
 
+The first operation that differs may run long before the first saved tensor that
+differs. So at the level `"debug"` each run also [logs its
+operations](#module/finding-the-operation-where-two), and the error shows where the logs
+diverge. PyTorch has [three blocks](#module/the-blocks-of-pytorch-that) that change
+every checkpoint inside them. They change the checkpoints of this book in the same way,
+and one of them makes each error list all operations.
+
 The *parameter* of a line is set if the saved tensor is a parameter or a view of one. A
 loop is a common way to get another parameter in the second run: in `for layer in
 layers: h = checkpoint(lambda h: layer(h), h)` each second run would use the last layer.

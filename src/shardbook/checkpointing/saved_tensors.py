@@ -25,6 +25,10 @@ holds tensors. [The reentrant variant](reentrant.py) records no graph in the for
 pass, so it supports none of these. The second run records a graph, too, but this graph
 is dropped at once, and only its tensors stay.
 
+[A policy](selective.py) keeps the results of some operations, so that the second run
+need not compute them again. [A later section](#module/reusing-kept-results-in-the) is
+about how the second run gets these results, and which checks prevent a wrong gradient.
+
 ## Checkpoints inside checkpoints
 
 A checkpoint saves its arguments with autograd. Inside another checkpoint these

@@ -1,19 +1,26 @@
-r"""# A segment of a reentrant checkpoint
+r"""# The second run of a checkpoint
 
-> A segment is a function with everything that its second run needs: arguments, random numbers, autocast.
+> The second run of a function gets the arguments, the random numbers and the autocast
+> settings of the first run.
 
-To run a function again, [the reentrant variant](reentrant.py) also needs the arguments,
-and [the settings](segment.py#Settings) around the first run. A *segment* is the
-function together with these. (The segments of [a
-chain](checkpointing.py#module/checkpointing-a-chain-in-segments) are something else:
-ranges of layers.)
+A checkpoint runs its function twice, and the second run has to do the same as the
+first. So a checkpoint captures [the settings](#Settings) around the first run, and
+restores them for the second: random numbers, [autocast](#module/restoring-autocast),
+and the default device. The two variants differ in what they take from the second run:
+
+- The [non-reentrant](saved_tensors.py) variant takes the tensors that autograd saves.
+  They [fill the placeholders](#module/the-recomputation) of the first run.
+- The [reentrant](reentrant.py) variant takes the results, together with their graph. It
+  keeps a *segment*: the function with its arguments and settings. (The segments of [a
+  chain](checkpointing.py#module/checkpointing-a-chain-in-segments) are something else:
+  ranges of layers.)
 
 The arguments are taken apart. The tensors are saved by autograd, which frees them after
 the backward pass and detects whether they were changed. The rest is kept as it is, with
 a mark where each tensor stood, and is put together again for the second run.
 
-Two mistakes would give wrong gradients without an error, so they are refused. If a
-function changes its arguments, its second run would get the changed values. And if a
+Two mistakes would give wrong gradients without an error, so a segment refuses them. If
+a function changes its arguments, its second run would get the changed values. And if a
 tensor leaves the first run by another way than the return value, no gradient reaches
 it, because the first run works without autograd.
 

@@ -8,20 +8,23 @@ torchrun --standalone --nproc-per-node 2 -m shardbook.finetune_neox \
     --model pythia-1b --text notes.txt --train biases --out pythia-1b-notes
 ```
 
-The model is one of the `transformers` library, without any change for sharding. Each
-step of this program has its own chapter:
+The model is one of the `transformers` library, without any change for sharding. The
+table shows where each step of this program is described:
 
-| step | chapter |
+| step | where |
 |---|---|
 | build the model without its weights | [opening a pretrained model](pretrained.py) |
-| choose the trained parameters | [by a pattern](tuned_folder.py), or [LoRA](tuned_folder.py) |
+| choose what is trained | [by a pattern](tuned_folder.py#module/training-a-subset-of-the) |
+| or add adapters | [LoRA](tuned_folder.py#module/lora-through-peft) |
 | choose the units | [blocks, embedding and output layer](pretrained.py#module/choosing-the-units-of-a) |
-| shard the model, and read the weights | [loading into shards](tuned_folder.py) |
-| train | [the steps of the training program](train.py) |
+| shard it, and read the weights | [loading into shards](tuned_folder.py#module/loading-a-model-into-shards) |
+| train | [the steps of the training program](loop.py) |
 | write the result | [a copy of the folder with new values](tuned_folder.py) |
 
-No rank ever holds the whole model. At the end a table shows the bytes that a rank stored
-while loading and between steps, next to those of [the plan](finetune.py#module/planning-the-memory-of-fine).
+No rank ever holds the whole model. At the end [a
+report](#module/the-report-of-fine-tuning) shows the bytes that a rank stored while
+loading and between steps, next to those of [the
+plan](#module/planning-the-memory-of-fine).
 
 Text, learning-rate schedule, evaluation, checkpoints, `SIGTERM` and tracking work as in
 [the training program](train.py), with the same options. A checkpoint does not contain

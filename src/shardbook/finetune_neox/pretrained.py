@@ -15,8 +15,10 @@ The `transformers` library stores a model in a folder:
 
 This chapter reads no weights. [The head of each file](tensor_file.py) lists its tensors
 and the positions of their bytes. From the heads, the program can build the model
-without memory, compare the model with the files, and plan the memory of a rank. [The
-weights are read](tuned_folder.py#module/loading-a-model-into-shards) after sharding.
+without memory, compare the model with the files, and plan the memory of a rank. The
+modules of this model are enough to [choose the
+units](#module/choosing-the-units-of-a). [The weights are
+read](tuned_folder.py#module/loading-a-model-into-shards) after sharding.
 
 Some old files have other names than the present model. The library has a list of
 renamings for them, and this program uses the list in both directions. A weight is found

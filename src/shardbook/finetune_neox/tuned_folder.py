@@ -1,7 +1,13 @@
-r"""# Writing the fine-tuned model
+r"""# The parameters of a fine-tuned model
 
-> The result is a copy of the pretrained model's folder, in which each rank overwrites
-> the elements that it has trained.
+> Fine-tuning chooses which parameters are trained, loads the model into shards, and
+> writes the result.
+
+Fine-tuning reads the folder of a pretrained model, and writes another folder.
+[LoRA](#module/lora-through-peft) or [a pattern](#module/training-a-subset-of-the)
+decides which parameters are trained. Then each rank [reads its own
+elements](#module/loading-a-model-into-shards) from the files. This chapter begins with
+the last step, which writes the result.
 
 If you train 0.015 % of a model, only a few bytes of its files change. So the ranks copy
 the files, and overwrite the trained elements [at their places](tensor_file.py):

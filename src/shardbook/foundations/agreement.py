@@ -1,6 +1,7 @@
-r"""# The ranks compare their models
+r"""# Agreement between the ranks
 
-> Before the ranks exchange any parameter, they compare the names, shapes and settings of their models.
+> The ranks compare their models, and later the exchanges that they are about to start.
+> If two ranks differ, all ranks raise one error.
 
 Every rank runs the same program, and each builds the model for itself. Suppose one of
 them reads another configuration. Its vectors then have another layout, and a collective
@@ -13,6 +14,13 @@ So the ranks compare descriptions before the first exchange. A description takes
 hundred bytes for each parameter, whatever the parameter's size. All ranks get all
 descriptions, so each comes to the same result. If one rank has to raise an error, every
 rank raises the same error, and no rank is left waiting.
+
+Ranks with equal models may still [run other units](exchange_order.py). So the ranks
+also compare [the next exchange of each rank](#module/the-next-exchange-of-a), by its
+name. They compare it in [rounds](#module/rounds-through-the-store), to which every rank
+must come. A rank that does not come may be late, or its process may have ended. For
+ranks of one machine [the operating system](#module/a-rank-whose-process-has)
+distinguishes the two.
 """
 
 from __future__ import annotations
@@ -301,9 +309,9 @@ def rule(*steps: Step | None) -> str:
 # > ranks raise one error.
 #
 # After the first step every rank knows [the order](exchange_order.py) of the exchanges.
-# This chapter is about the moments in which a rank does not find its next exchange there.
-# It must then ask all other ranks, and it cannot use an exchange, because exchanges are
-# what it is about to check.
+# This section is about the moments in which a rank does not find its next exchange
+# there. It must then ask all other ranks, and it cannot use an exchange, because
+# exchanges are what it is about to check.
 #
 # The ranks therefore compare their steps through the store, a table of keys and values
 # that one process keeps for all of them. Each comparison is a *round*. The keys of a

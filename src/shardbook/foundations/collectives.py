@@ -19,6 +19,12 @@ piece is $1/N_d$ of it.
 | reduce-scatter | every rank holds its vector | rank $r$ holds piece $r$ of the sum | $\frac{N_d-1}{N_d}B$ |
 | all-reduce | every rank holds its vector | every rank holds the whole sum | $2\frac{N_d-1}{N_d}B$ |
 
+A backend may send more than the table says. gloo's reduce-scatter sends twice as much,
+so on gloo the ranks [send each other pieces](#module/all-to-all-instead-of) instead. [A
+ledger](#module/the-byte-ledger) counts what each rank sends. If the links between
+machines are slow, [groups of ranks](#module/ranks-that-share-a-model) can each hold a
+copy of the model, so that less is sent over these links.
+
 **A sum through one rank.** Four ranks each hold a gradient of 4 MB, and all of them
 need the sum. Rank 0 could collect the gradients, add them and send the sum back. The
 other ranks send 4 MB each, but rank 0 sends 12 MB, one copy to each of the three.

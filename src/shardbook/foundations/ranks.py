@@ -23,6 +23,9 @@ How does a program get two more processes? There are two usual ways, and both fa
 So there is a third process, the [fork server](forkserver.py). It starts once, imports
 everything, runs nothing, and has no threads. Forking it takes milliseconds. Every task
 forks new ranks, so no task sees what another has left behind.
+
+When one rank fails, the ranks that wait for it fail after it. So the program gets one
+error for the whole task, which shows [how each rank ended](#module/how-a-rank-ended).
 """
 
 from __future__ import annotations

@@ -42,6 +42,11 @@ names it after the first minute all the same, because the other ranks cannot kno
 it will do. When it continues, the log of each rank that has reported it says so. If the
 standstill lasts, the report is repeated after 120, 240, … seconds.
 
+[The progress of a rank](#module/the-progress-of-a-rank) is the number of exchanges that
+it has started, and the line at which it waits. A rank whose program ends makes no more
+progress. It [writes so into the store](#module/a-rank-that-leaves), and the other ranks
+raise an error instead of waiting.
+
 Only the model's exchanges are watched. If a rank waits in a barrier of the program's
 own while another is in its data loader, there is no report.
 
@@ -628,9 +633,9 @@ def stop(over: threading.Event, thread: threading.Thread) -> None:
 #
 # Rank 1 has 99 batches and rank 0 has 100. In the last step rank 0 starts an exchange,
 # while rank 1 has ended its loop. [The order](exchange_order.py) compares what the ranks
-# are about to do, but rank 1 is not about to do anything. Without this chapter rank 0
-# would wait until the time limit of its process group. Then the backend would raise an
-# error that names a socket.
+# are about to do, but rank 1 is not about to do anything. If rank 1 wrote nothing, rank
+# 0 would wait until the time limit of its process group. Then the backend would raise
+# an error that names a socket.
 #
 # A rank leaves in one of two ways:
 #

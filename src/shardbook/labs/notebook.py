@@ -1,7 +1,12 @@
-r"""# The first cell of a lab
+r"""# The notebook of a lab
 
-> A lab begins with a look at the machine: what is installed, how many cores and GPUs
-> there are, and where its ranks will run.
+> The notebook of a lab looks at its machine, checks the reader's answers, and draws
+> plots.
+
+A lab is a notebook with exercises. Below each exercise [a
+check](#module/checking-an-answer) says what is wrong with the answer, and
+[plots](#module/the-plots-of-a-lab) show results. The first cell prints what is
+installed, how many cores and GPUs there are, and where the ranks will run:
 
 ```
 Python 3.11.7, PyTorch 2.13.0, CPU cores: 2, no GPU

@@ -9,7 +9,8 @@ code itself into these bytes, with the classes, the modules and the variables th
 What a rank returns goes back in the same form.
 
 The process of a rank, with its output, its time limit and its end, is that of [every rank on
-this machine](forkserver.py).
+this machine](forkserver.py). If ranks fail, [one message](#module/how-the-ranks-of-a)
+shows the errors of all of them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-r"""# The sentences of a lab
+r"""# The text output of a lab
 
-> A lab looks its sentences up in a catalogue of the reader's language.
+> A lab prints sentences in the reader's language, the reader's own lines of an error,
+> and progress bars.
 
 A check prints what is wrong, and a plot has labels. Both stand in the code in English:
 
@@ -12,6 +13,10 @@ tell("{count} ranks failed.", count=2)
 [`gettext`](https://docs.python.org/3/library/gettext.html), and fills the blanks
 afterwards. So a translation may put the blanks in another order. A sentence without a
 translation stays English.
+
+[The language](#module/the-language-of-a-lab) usually follows from the notebook's
+folder. Two kinds of output need more than a catalogue: [the lines of an
+error](#module/the-readers-own-lines) and [a progress bar](#module/a-progress-bar).
 
 `python tools/lab_words.py` collects the sentences from the code. A test fails as long
 as a translation is missing, or belongs to a sentence that has changed.

@@ -1,4 +1,4 @@
-r"""# Tensor parallelism
+r"""# Tensor parallelism and ZeRO
 
 > Each rank stores a part of every matrix and computes a part of every product. The ranks add up the
 > results.
@@ -10,6 +10,11 @@ bits, and their gradient as much again. Both must fit on a device of 80 GB, each
 piece. Tensor parallelism splits the *computation* and never gathers a matrix. It is
 also called model parallelism. This chapter splits a model as
 [Megatron-LM](bib:shoeybi2019megatron) does.
+
+The largest models use ZeRO and tensor parallelism together, so two sections combine
+them. The ranks that share a matrix keep the same activation checkpoints, and
+[ZeRO-R](#module/zero-r) divides these among the ranks. [A mesh of three
+dimensions](#module/three-dimensions-of-parallelism) adds a pipeline.
 
 Take two linear layers with a nonlinear function between them, $Y = f(XA)\,B$, on two
 ranks. Cut $A$ by its columns and $B$ by its rows:
@@ -377,7 +382,7 @@ def checkpoint_bytes(config: gpt.Config, sequences: int, ranks: int) -> int:
 # gathers](unit.py#Unit.expire) only until the first backward pass of the step: from
 # then on gradients wait, and the whole parameters stay. So under 1F1B a unit of the last
 # stage is gathered once, and one of the stage before it twice. A pipeline is therefore
-# usually combined with stage 1. This chapter takes the stage as an argument, and the
+# usually combined with stage 1. `stage_of` takes the stage as an argument, and the
 # trained model is the same.
 #
 # A fourth dimension could split the sequence, and a fifth one the experts of a mixture.

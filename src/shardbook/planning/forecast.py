@@ -4,7 +4,8 @@ r"""# Forecasting a training step
 
 A formula is only as good as its comparison with a count. This chapter predicts three
 figures for each rank, and [the training script](loop.py) prints them beside the counted
-ones.
+ones. [The ledger](collectives.py#module/the-byte-ledger) counts the sent bytes, and [a
+meter](#module/counting-the-stored-bytes) in the last section counts the stored ones.
 
 - **Bytes sent** in a step. In stage 3 each unit crosses the network three times in each
   micro-batch. It is gathered for the forward pass, gathered for the backward pass, and
@@ -352,8 +353,8 @@ def pieces(layout: Layout, rank: int) -> list[int]:
 #
 # [A policy](policy.py) sets the dtypes in which numbers are stored, used by modules,
 # collected as gradients, and sent. A unit with parameters of several kinds has a flat
-# vector for each kind, so this chapter counts vector by vector. [The planner](planner.py)
-# and [the forecast](forecast.py) add the vectors up.
+# vector for each kind, so this section counts vector by vector. [The
+# planner](planner.py) and [the forecast](forecast.py) add the vectors up.
 #
 # Let a number have $m$ bytes as a master, $b$ in the modules, $c$ as a collected gradient
 # and $s$ when it is sent. One vector then takes:

@@ -19,6 +19,10 @@ the $\Psi_r$ in this rank's slices. AdamW also counts the steps of each of the $
 tensors, in 4 bytes. The changes by [a policy](policy.py) are in [another
 table](forecast.py#module/the-bytes-of-a-policy).
 
+**While the model is built** a rank may need more memory than its parameters take
+afterwards, because each unit is first copied into a flat vector. [The last
+section](#module/the-peak-of-a-construction) computes this peak.
+
 **Between steps** a rank stores parameters and optimizer state.
 
 **In a step** a rank also stores gradients, and two more kinds that depend on the model.
@@ -353,7 +357,7 @@ def cell(value: Any, size: int) -> str:
 # | the second one | 304 | 600 | 608 | 304 | 7,264 |
 # | afterwards | 608 | 0 | 0 | 0 | 2,432 |
 #
-# This chapter computes the bytes at these moments. The model has no memory, so the
+# This section computes the bytes at these moments. The model has no memory, so the
 # computation costs nothing at any size. It includes buffers, units with several flat
 # vectors, and the changes that [a policy](policy.py) makes to them. It leaves out the
 # temporaries of the function that gives a module its values.

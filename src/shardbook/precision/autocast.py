@@ -21,6 +21,11 @@ rule](autocast.py#module/the-rules-of-autocast), its inputs are cast, and its re
 keeps the resulting dtype. So the 16-bit result of one matrix product goes into the next
 product without another cast.
 
+The casts are made in [a function mode](#module/casting-inputs-in-a-function), which
+gets each call of a PyTorch function before autograd does. [The context
+manager](#module/the-context-manager) sets the device type and the dtype for one thread,
+and turns the mode on.
+
 **The gradients come back in FP32.** A cast is an operation like any other, so autograd
 records it. The cast's backward pass casts the gradient back to the dtype of its input.
 So the gradient of a parameter is FP32, although each of its contributions has only the

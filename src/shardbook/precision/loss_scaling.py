@@ -37,6 +37,12 @@ for inputs, targets in batches:
     optimizer.zero_grad()
 ```
 
+In `step` one operation [divides and
+checks](#module/dividing-and-checking-the-gradients) the gradients. If they are split
+over ranks, one rank may hold the only infinite element. So [a scaler for
+ranks](#module/loss-scaling-over-ranks) compares the results of the checks, and all
+ranks skip the same steps.
+
 **Several losses and optimizers.** One scaler serves all of them. Each loss is scaled,
 the scaler steps each optimizer, and `update` is called once, at the end. Two losses
 that share an encoder also share its graph, so the first backward pass has to keep it:

@@ -1,4 +1,4 @@
-r"""# Tensor names in a model folder
+r"""# Model folders and asynchronous checkpoints
 
 > An index says which file holds which tensor, and the names in a folder must be those
 > of the model.
@@ -20,6 +20,11 @@ Suppose the folder calls a weight `layers.0.attn.weight`, and the model calls it
 keep its random initial values. The model would run, and its output would be wrong. So a
 folder and a model have to agree in all names. The caller lists the names that a folder
 may hold in addition, such as tables that an older version of the model saved.
+
+A model folder is usually written once, after the training. A checkpoint is written in
+the middle of a run, and training would wait for the disk. So [a
+thread](#module/asynchronous-checkpoints) can write the checkpoint while training goes
+on.
 """
 
 from __future__ import annotations

@@ -36,6 +36,11 @@ writes or reads $1/N$ of the bytes. All ranks have to see the same disk.
 
 A tied weight is stored under its first name only, because the format stores each
 element once. The head of its file lists its other names.
+
+Names also differ between programs. Some models of `transformers` have [other names in
+their files](#module/names-in-the-files-of) than in memory. [A checkpoint of another
+program](torch_checkpoint.py) has names of its own, and they are [translated when its
+index is read](#module/the-index-of-another-programs).
 """
 
 from __future__ import annotations

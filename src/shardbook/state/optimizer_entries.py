@@ -1,11 +1,15 @@
-r"""# Optimizer state in a checkpoint
+r"""# Parameters and optimizer state in checkpoints
 
-> A checkpoint stores optimizer state by parameter name, and the settings of each
-> parameter group.
+> A checkpoint stores parameters and optimizer state by name, and each rank describes
+> which elements it has.
 
 An optimizer numbers its parameters in the order of its groups. Two runs with other
 groups give the same weight other numbers. So a checkpoint uses names: the first moment
 of `norm.bias` is `optim.state.norm.bias.exp_avg`, whatever its number.
+
+A name belongs to a whole tensor, but a rank has only some of its elements. So each rank
+describes [what it stores](#module/what-a-rank-stores-in) by the tensor's name, its
+shape, and a range of its elements.
 
 A new optimizer has no state before its first step. So when a checkpoint is loaded, each
 entry first needs memory to be read into. The checkpoint's index lists the entries with

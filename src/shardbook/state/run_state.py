@@ -11,7 +11,7 @@ all of these were saved:
 | state | on which rank | stored as |
 |---|---|---|
 | parameters, optimizer state | each rank has a part | tensors of the plain model, [in boxes](sharded.py) |
-| buffers | one for each rank | [rank 0's by its usual name](run_state.py), others by rank |
+| buffers | one for each rank | [by name, and by rank](#module/buffers-and-random-states-of) |
 | random number generators | one for each rank | bytes, by rank |
 | learning rate, loss scale, position in the data | the same on all ranks | [JSON](schema.py) |
 

@@ -1,4 +1,4 @@
-r"""# What the files of a checkpoint may say
+r"""# The file formats of a checkpoint
 
 > A schema states the type and the range of each value in a file. A value outside of it
 > is refused before the program uses it.
@@ -14,6 +14,11 @@ one of these schemas first:
 | `Index`, `TensorThere`, `Place`, `Key` | [the index](schema.py#module/reading-a-checkpoints-index-without) |
 | `Text`, `Group`, `OptimizerState` | [the state of a run](run_state.py), and files of other programs |
 | `WeightMap` | [the index of a model's folder](folder_names.py) |
+
+This chapter also defines what the files contain. The tensors of a run are [cut into
+boxes](#module/cutting-a-slice-into-boxes), and other states are [stored as
+JSON](#module/object-states-as-json). The index of the boxes is a pickle, and it is
+[read without running it](#module/reading-a-checkpoints-index-without).
 
 The library [msgspec](https://jcristharif.com/msgspec/) compares values and schemas. Only
 this module imports it, and only a program that reads imports this module.

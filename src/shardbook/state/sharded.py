@@ -7,10 +7,13 @@ Four ranks save a matrix of 8 rows, two rows each. Later three ranks load it, an
 needs the first 22 elements. If the matrix has 8 columns, they are in the file of the
 first rank (rows 0 and 1) and in that of the second (6 elements of row 2). PyTorch's
 distributed checkpoint finds this out. It writes files in parallel, keeps an index of
-all [boxes](schema.py#module/cutting-a-slice-into-boxes), and searches the index for boxes that overlap.
+all [boxes](schema.py#module/cutting-a-slice-into-boxes), and searches the index for
+boxes that overlap.
 
-PyTorch calls a *planner* to learn what a rank writes or reads. The two planners in this
-chapter return the boxes of [this rank's stretches](optimizer_entries.py#module/what-a-rank-stores-in):
+PyTorch calls a *planner* to learn what a rank writes or reads, and [a writer or a
+reader](#module/the-files-of-a-sharded) to transfer the elements. The two planners in
+this chapter return the boxes of [this rank's
+stretches](optimizer_entries.py#module/what-a-rank-stores-in):
 
 | step | when writing | when reading |
 |---|---|---|
@@ -271,10 +274,10 @@ def short(dtype: torch.dtype) -> str:
 # > Each rank writes one file, and reads from all files the parts that it needs.
 #
 # PyTorch's engine decides which rank writes which box, and calls a *writer* and a
-# *reader*. The two in this chapter keep PyTorch's format, so other programs can read the
+# *reader*. The two in this section keep PyTorch's format, so other programs can read the
 # files. They need less memory than PyTorch's, and are as fast as one large `torch.save`:
 #
-# | | PyTorch's writer and reader | this chapter's |
+# | | PyTorch's writer and reader | this section's |
 # |---|---|---|
 # | write a box | copy it, and keep the copy until the file is complete | write it in pieces of 1 MiB |
 # | read a part of a box | read the box, then copy the part | read the part into its memory |

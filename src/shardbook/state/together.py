@@ -1,6 +1,7 @@
-r"""# Sharing results and errors between ranks
+r"""# Failed ranks and damaged files
 
-> If one rank fails, all ranks raise its error, so no rank waits for the others.
+> If one rank fails, all ranks raise its error. If a file of a checkpoint is damaged,
+> its checksum shows the damage.
 
 Rank 3 cannot write its file, because the disk of its machine is full. If rank 3 alone
 raised an error, the other ranks would wait for it until a time limit. Their logs would
@@ -14,6 +15,11 @@ ranks get the result or the error before any of them continues:
 
 The results and errors are sent as pickles between the ranks of one program. No file
 contains them.
+
+A file can also be damaged after all ranks have written their parts without an error.
+So a checkpoint has [a list of its files](#module/the-list-of-a-checkpoints). It also
+has [a checksum](#module/checksums-of-a-checkpoints-elements) for each piece of the
+elements, which is compared when the piece is read.
 """
 
 from __future__ import annotations

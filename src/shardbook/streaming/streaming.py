@@ -40,6 +40,10 @@ gradient takes the place of the copy of its parameter, and slice $k-1$ is not co
 before the gradients of slice $k+1$ have left. With `offload_activations=True` the
 inputs [wait on the host](residual.py), and the second term goes away.
 
+The first term also depends on where the chain is cut. So if you pass `slices`, [the
+cut](#module/cutting-a-model-into-slices) makes the largest sum of two neighbours, $P_k +
+P_{k+1}$, as small as possible.
+
 **Costs.** A step moves $2\,\Psi$ numbers to the device and $\Psi$ back, and computes
 each activation twice. The numbers move while the device computes, if the batch is large
 enough to keep the device busy that long. Three parts are not hidden: the first slice of
@@ -351,8 +355,8 @@ def refuse_copy(protocol: Any) -> NoReturn:
 # [Streaming](streaming.py) moves the *slices* of a chain to the device, one after the
 # other. A slice here is some consecutive layers, and has nothing to do with the 1-D
 # slices of [parameters](unit.py#module/stage-3) that ranks hold. Two slices are on the device at a
-# time: the one that computes, and the next one. So this chapter minimises the largest sum
-# of two neighbours.
+# time: the one that computes, and the next one. So the cut minimises the largest sum of
+# two neighbours.
 #
 # That is not the same as to minimise the largest slice. Suppose layers of 1, 4, 1 and 4
 # bytes are to be cut into at most three slices. If no slice may have more than 5 bytes,

@@ -19,15 +19,15 @@ bits](policy.py), `--checkpoint non-reentrant` [recomputes
 activations](checkpointing.py), and `--offload` [stores parameters, gradients and
 optimizer state on the host](offload.py).
 
-Each further feature of the program has its own chapter: options [in a
+A low loss in training does not show that the model is good. So [the last
+section](#module/the-loss-on-unseen-text) computes the loss on unseen text. Other
+chapters describe the further features of the program: options [in a
 file](options.py#module/options-in-a-configuration-file), [your own text](text.py), [a
 learning-rate schedule](plan.py#module/the-learning-rate-schedule), [clipping](clip.py),
-[checks for NaN and infinity](not_finite.py),
-[evaluations](loop.py#module/the-loss-on-unseen-text), [resuming from a
-checkpoint](saving.py), [tracking](tracking.py), [a trace of one
-step](tracking.py#module/a-trace-of-one-step) and [a snapshot of the memory at its
-peak](tracking.py#module/a-snapshot-of-the-memory). With `--plan` the program only
-computes [whether the run fits into memory](plan.py).
+[checks for NaN and infinity](not_finite.py), [resuming from a checkpoint](saving.py),
+[tracking](tracking.py), [a trace of one step](tracking.py#module/a-trace-of-one-step)
+and [a snapshot of the memory at its peak](tracking.py#module/a-snapshot-of-the-memory).
+With `--plan` the program only computes [whether the run fits into memory](plan.py).
 
 Without `torchrun` the same program trains on one rank. World size 1 is not a special
 case in this book: the same lines run, and the collectives send nothing.

@@ -7,6 +7,11 @@ Suppose a run should write its figures to a folder that does not exist. If this 
 detected at the end, hours of training would be lost. So all options are checked first,
 and a mistake [is reported in one sentence](command.py). Then [the ranks
 meet](ranks.py), and [training begins](loop.py).
+
+The options form [seven groups](#module/the-option-groups-of-the), and each option has a
+default. You can also write them into [a
+file](#module/options-in-a-configuration-file), whose values are checked in the same
+way.
 """
 
 from __future__ import annotations

@@ -1,18 +1,25 @@
-r"""# Planning the memory of a run
+r"""# Planning and assembling a run
 
-> `--plan` computes the bytes that a rank will store and send, and compares them with
-> the free memory.
+> The options decide the parts of a run, and how many bytes a rank will store and send.
+
+A run that needs too much memory fails, perhaps after hours in a queue. With `--plan`
+the program computes the bytes that a rank will store and send, and compares them with
+the free memory:
 
 ```sh
 python -m shardbook.train --plan --ranks 8 --layers 24 --width 1024 --heads 16 --context 1024
 ```
 
-The other options are those of the run. [The forecast](forecast.py) computes exactly the
-bytes that are stored between steps and the bytes that are sent. [The
-planner](planner.py) computes an upper bound for the bytes that a step adds. A run may
-stay below this bound, because gradients, gathered units and activations reach their
-largest sizes at different moments. For two cases without a bound in the planner, this
-chapter adds one:
+The other options are those of the run. Without `--plan` they make [the parts of the
+run](#module/the-parts-of-a-run), such as its model and its optimizer. Two parts have a
+section each, [the learning-rate schedule](#module/the-learning-rate-schedule) and [the
+position in the text](#module/the-position-of-a-run).
+
+[The forecast](forecast.py) computes exactly the bytes that are stored between steps and
+the bytes that are sent. [The planner](planner.py) computes an upper bound for the bytes
+that a step adds. A run may stay below this bound, because gradients, gathered units and
+activations reach their largest sizes at different moments. For two cases without a
+bound in the planner, the plan adds one:
 
 - In 16 bits, activations are smaller than in FP32. The plan counts them as FP32.
 - With several micro-batches, the mean gradient of the earlier ones is stored while a
@@ -328,7 +335,7 @@ def plan_figures(
 # | `optimizer` | its moments and step counters |
 # | `scaler` | the loss scale |
 # | `batches` | [the position](plan.py#module/the-position-of-a-run) in the text |
-# | `schedule` | nothing, because [the rate](plan.py) follows from the step's number |
+# | `schedule` | nothing: [the rate](#module/the-learning-rate-schedule) follows from the step's number |
 # | `number` | how many steps were done |
 # | `not_finite` | how many steps [were skipped](not_finite.py) |
 #

@@ -1,9 +1,15 @@
-r"""# Tracking the figures of each step
+r"""# Tracking, traces and memory snapshots
 
-> Each step writes its loss, norm, bytes and time to a JSON file or to labml.
+> A run can record the figures of each step, a timeline of one step, and the memory at
+> its peak.
 
-[The table](report.py) at the end summarizes a run. Suppose the loss has jumped
-somewhere in 5,000 steps. To find the step, you need the figures of every step:
+[The table](report.py) at the end summarizes a run. Several options record more. If a
+step takes too long, [a trace](#module/a-trace-of-one-step) shows where the time goes.
+If a step needs too much memory, [a snapshot](#module/a-snapshot-of-the-memory) lists
+what is stored at the peak.
+
+Suppose the loss has jumped somewhere in 5,000 steps. To find the step, you need the
+figures of every step:
 
 | name | what it is | when |
 |---|---|---|

@@ -1,7 +1,16 @@
-r"""# Gradient accumulation over micro-batches
+r"""# Gradient accumulation and other training loops
 
-> Inside `no_sync` each rank adds up whole gradients, and all ranks exchange the sum
-> once: less traffic, more memory.
+> A step may add up several batches, a rank may run out of batches, and an optimizer may
+> step inside the backward pass.
+
+In each step of the usual training loop a rank runs one batch, the ranks exchange the
+gradients, and the optimizer steps. Three functions change this loop:
+
+| if | use |
+|---|---|
+| a batch is cut into micro-batches | [`no_sync`](#no_sync) |
+| ranks have unequal numbers of batches | [`join`](#module/unequal-numbers-of-batches-on) |
+| gradients take too much memory | [`step_in_backward`](#module/stepping-inside-the-backward-pass) |
 
 If a batch does not fit into memory, you can cut it into micro-batches, and add up their
 gradients before the optimizer steps. By default each backward pass exchanges its own

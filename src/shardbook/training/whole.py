@@ -1,6 +1,7 @@
-r"""# Whole parameters outside the forward pass
+r"""# Whole parameters and full precision
 
-> Inside `whole(model)` a program can read whole parameters outside the model's forward pass.
+> Inside `whole` a program can read whole parameters outside the forward pass; inside
+> `full_precision` the model computes with its FP32 master weights.
 
 A unit's parameters are whole while its module runs. Some programs also use parameters
 elsewhere: the loss of CLIP multiplies by `model.logit_scale.exp()`, a penalty sums the
@@ -15,11 +16,15 @@ with whole(model):
 loss.backward()
 ```
 
-The block is one more use of each unit. At its beginning the units are gathered, and the
-attributes of the modules are the whole parameters, as in a forward pass. Autograd
-records the operations in the block, and their gradients are averaged together with
-those of the model's own forward pass. At the end of the block the units are freed. The
-backward pass may come after the block: when autograd [unpacks a saved
+Under [a 16-bit policy](policy.py) these parameters have 16 bits. Inside a second block,
+[`full_precision`](#module/evaluating-in-full-precision), units are gathered as FP32
+master weights, so you can evaluate the model with them.
+
+A block of `whole` is one more use of each unit. At its beginning the units are
+gathered, and the attributes of the modules are the whole parameters, as in a forward
+pass. Autograd records the operations in the block, and their gradients are averaged
+together with those of the model's own forward pass. At the end of the block the units
+are freed. The backward pass may come after the block: when autograd [unpacks a saved
 parameter](demand.py), its unit is gathered again.
 
 All units of `model` are whole at the same time, so in stage 3 a rank needs the memory

@@ -37,10 +37,11 @@ registered, the parts before the whole.
 
 A constructor may do more than that: set a bias to zero, scale a weight down, or tie two
 weights and so drop the values of one. On the meta device these values do not exist, but
-a trace of them does, because PyTorch counts the writes to each tensor. Suppose a
-parameter was written to more often in its constructor than in `reset_parameters`, or
-several modules set it in another number of writes. Then `shard` refuses the model and
-asks for a function that sets the values.
+a trace of them does, because PyTorch counts the writes to each tensor. So `shard`
+[compares the counts](#module/counting-a-constructors-writes). Suppose a parameter was
+written to more often in its constructor than in `reset_parameters`, or several modules
+set it in another number of writes. Then `shard` refuses the model and asks for a
+function that sets the values.
 
 Two kinds of writes leave no trace. PyTorch does not count writes through `.data`. And
 if modules are constructed in one order and registered in another, their random numbers

@@ -36,6 +36,10 @@ that are saved under such an inner pair are announced by the unit's results alon
 Some gradients need no saved tensor. The gradient of `weight.sum()`, for example, is a
 row of ones. So [a gradient that is stored](hooks.py#Hooks.gradient_stored) announces its unit,
 too.
+
+A module may also keep a view of its weights, and a later computation may begin with it.
+No hook announces this read, so [such views are
+refused](#module/views-that-outlive-a-unit).
 """
 
 from __future__ import annotations
@@ -335,8 +339,8 @@ def repair(stale: Callable[[Pair], bool]) -> None:
 #
 # PyTorch keeps the view alive, but does not know that its memory is gone. Some operations
 # on the view then raise an error that names no cause, and others end the process. So when
-# a unit is freed, this chapter looks for such views in the attributes of the unit's
-# modules, in the arguments, and in the result. [A view that is part of the
+# a unit is freed, [a check](#refuse_views) looks for such views in the attributes of
+# the unit's modules, in the arguments, and in the result. [A view that is part of the
 # result](hooks.py#Hooks.result), even inside a container or a dataclass, leaves the
 # module as a copy and needs no search.
 #

@@ -6,7 +6,9 @@ r"""# Sharding a model
 scheduler](scheduler.py#Scheduler) orders the exchanges of all units. This
 chapter attaches both from outside to a model whose code does not refer to them. It
 chooses the units, checks that all ranks have chosen the same ones, and attaches the
-hooks.
+hooks. For a model that computes in 16 bits it also [casts the
+inputs](#module/casts-at-the-models-boundary), so the program around the model need not
+change.
 
 ```python
 model = shard(GPT(config), units=Block)
@@ -444,8 +446,8 @@ def objections(
 # model, you need `output_dtype=torch.float32`, because the rule that computes [losses
 # in FP32](policy.py#module/norms-and-losses) ends with the forward pass.
 #
-# This chapter casts what crosses the model's boundary. It also casts the buffers, which
-# are inside the model but are no parameters.
+# The hooks of this section cast what crosses the model's boundary. The buffers, which
+# are inside the model but are no parameters, are cast, too.
 #
 # | what | becomes | unless |
 # |---|---|---|

@@ -28,6 +28,11 @@ copy, so $P_u$ takes the place of $S_u$, and the parameters cross once. The
 [ledger](collectives.py#Ledger) counts both kinds separately from the bytes that go to the
 network.
 
+[Activations](residual.py) and the parts of [a streamed model](streaming.py) are also
+copied to the host. [Their copies](#module/copies-between-device-and-host) run on
+streams of their own. The copies of a unit belong to an exchange, so they run on the
+stream of that exchange, in its order.
+
 ## The optimizer on the host
 
 The bytes are not the whole price. The optimizer runs on the host's processor while the
@@ -88,9 +93,6 @@ does on the device. If the device is a CPU, it does.
 On a CPU there is no second memory. The copies are still made, so the same code runs and
 the same bytes are counted, and the tensors on the "host" are other tensors than those
 that the modules compute with.
-
-[Other copies to the host](#Crossing) run on streams of their own. The copies of a unit
-belong to an exchange, so they run on the stream of that exchange, in its order.
 
 :notation $P_u$: `padded`, the length of a unit's flat vector with its padding
 :notation $S_u$: `shard_numel`, the length of one rank's part of it

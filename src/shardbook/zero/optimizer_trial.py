@@ -24,6 +24,9 @@ the slices are empty. If the results are equal bit for bit, the optimizer may tr
 slices. The two copies share nothing, so the trial detects a norm over all parameters as
 well as the norm of one.
 
+The optimizer itself must not change in the trial. So it is [copied attribute by
+attribute](#module/copying-an-optimizer), with small parameters in place of the model's.
+
 All ranks use the same numbers, and the real slices of a rank have no part in the trial.
 So all ranks come to the same result without an exchange. The trial runs before an
 optimizer's first step, and again after its groups or their options have changed. For

@@ -6,8 +6,9 @@ r"""# The policy
 A model is stored in the dtype that it has when it is sharded. The policy chooses the
 dtype of the computation, the dtype of the gradients' exchange, and the place of
 storage. With `param_dtype` the modules [compute with a copy](flat.py#Flat/master-weights) in another
-dtype, and the stored parameters become *master weights*. With `offload` the masters
-[stay in the host's memory](offload.py).
+dtype, and the stored parameters become *master weights*. If that dtype has 16 bits,
+[norms and losses](#module/norms-and-losses) still compute in FP32. With `offload` the
+masters [stay in the host's memory](offload.py).
 
 ```python
 shard(model, policy=Policy(param_dtype=torch.bfloat16))

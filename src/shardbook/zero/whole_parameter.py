@@ -1,4 +1,4 @@
-r"""# The class of a whole parameter
+r"""# The whole parameters of a unit
 
 > A whole parameter has the attributes and the class of the model's own, and is not read while it is freed.
 
@@ -32,6 +32,11 @@ is refused.
 
 The class changes when the unit is gathered or freed, and while a unit computes no
 operation passes through Python.
+
+A program may also change the model's own parameters. The whole ones [take over
+`requires_grad`](#module/freezing-and-unfreezing) before each use of the unit. Changes
+[that a flat vector cannot follow](#module/what-a-flat-vector-refuses), such as
+`model.half()`, raise an error.
 """
 
 from __future__ import annotations
@@ -228,7 +233,7 @@ def set_class(
 # `forward`, or set a hook on a gradient, as in an unsharded model. Each of these would
 # train something else without an error:
 #
-# | a program | without this chapter | the error comes |
+# | a program | without these checks | the error comes |
 # |---|---|---|
 # | calls `model.half()` or `model.cuda()` | the optimizer trains what no rank gathers | before a gather |
 # | writes to a parameter in `forward` | the write is lost after the forward pass | when that pass ends |
