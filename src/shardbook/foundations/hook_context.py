@@ -436,10 +436,10 @@ def calls_under_way(
     """
     here = thread is None or thread == get_ident()
     frame, count = sys._getframe(1) if here else frame_of(thread), 0
+    wanted = {*map(id, modules)}
     while frame is not None and count != most:
         if frame.f_code is MODULE_CALL:
-            called = frame.f_locals["self"]
-            count += called in modules
+            count += id(frame.f_locals["self"]) in wanted
         frame = frame.f_back
     return count
 

@@ -188,6 +188,20 @@ def test_the_end_of_a_call_that_was_never_noted_is_no_error() -> None:
     assert noted.ended == [None]
 
 
+class Equal(Runs):
+    """It equals every other module, as one whose class compares its attributes."""
+
+    __hash__ = nn.Module.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+def test_modules_are_told_apart_by_identity() -> None:
+    outer, other = Equal(), Equal()
+    assert outer(lambda: (calls_under_way(other), calls_under_way(outer))) == (0, 1)
+
+
 def test_calls_of_other_modules_do_not_count() -> None:
     noted, others = Noted(), Noted()
     found: list[Any] = []
