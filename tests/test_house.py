@@ -271,7 +271,7 @@ def set_in(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
 
 def test_no_object_of_a_step_is_of_any_type() -> None:
     """Each of them has its class, wherever a function takes one or a variable names one."""
-    ours = {"flat", "hooks", "meeting", "order", "pair", "scheduler", "site", "unit", "usage", "use"}
+    ours = {"flat", "hooks", "rendezvous", "order", "pair", "scheduler", "site", "unit", "usage", "use"}
     untyped = []
     for path in modules():
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):

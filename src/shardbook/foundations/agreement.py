@@ -49,7 +49,7 @@ from shardbook.foundations.torch_private import default_store, time_limit
 __all__ = [
     "Description",
     "Disagreement",
-    "Meeting",
+    "Rendezvous",
     "Step",
     "Wish",
     "agree",
@@ -343,13 +343,13 @@ def rule(*steps: Step | None) -> str:
 # died](agreement.py#module/a-rank-whose-process-has) is named within a second.
 
 
-class Meeting:
+class Rendezvous:
     """The rounds of some ranks. Ranks that come to a round leave it together.
 
     A round costs each rank a few messages of some hundred bytes, whatever the number of
     ranks, and some short messages after each pause while it waits.
 
-    :param store: keys that no other meeting uses, the same ones on all its ranks
+    :param store: keys that no other rendezvous uses, the same ones on all its ranks
     :param rank: this process, numbered among all processes
     :param world_size: how many ranks must come
     :param limit: how long a rank waits for the others
@@ -378,21 +378,21 @@ class Meeting:
         self.standstill = ""
 
     @staticmethod
-    def of(group: Any) -> Meeting:
-        """A meeting of the ranks of a process group."""
+    def of(group: Any) -> Rendezvous:
+        """A rendezvous of the ranks of a process group."""
         ranks = tuple(dist.get_process_group_ranks(group))
         digest = sha256(repr(ranks).encode()).hexdigest()[:16]
         # These ranks may shard several models. They do so in the same order, so each
-        # meeting gets the same number on all of them, and its own keys.
+        # rendezvous gets the same number on all of them, and its own keys.
         prefix = f"shardbook.foundations.agreement/{digest}/{opened[ranks]}"
         opened[ranks] += 1
         store: Any = default_store()
         keys = PrefixStore(prefix, store)
         limit = limit_of(group, store.timeout)
-        meeting = Meeting(keys, dist.get_rank(), len(ranks), limit)
-        meeting.ranks = ranks
-        sign_in(keys, meeting.rank)
-        return meeting
+        rendezvous = Rendezvous(keys, dist.get_rank(), len(ranks), limit)
+        rendezvous.ranks = ranks
+        sign_in(keys, rendezvous.rank)
+        return rendezvous
 
     def agree(self, issued: int, step: Step, known: Step | None) -> None:
         """Return if all ranks are about to start this step, and raise an error on all
@@ -577,7 +577,7 @@ class Meeting:
         return len(self.ranks) > WORD
 
     def glimpse(self, issued: int, store: Any) -> None:
-        """[Read the store](#Meeting.look) from another thread, unless this rank is in a
+        """[Read the store](#Rendezvous.look) from another thread, unless this rank is in a
         round.
 
         :param store: the same keys over a connection of that thread

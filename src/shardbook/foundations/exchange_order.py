@@ -52,7 +52,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Work
 
-from shardbook.foundations.agreement import Disagreement, Meeting, Step
+from shardbook.foundations.agreement import Disagreement, Rendezvous, Step
 from shardbook.foundations.collectives import world
 from shardbook.foundations.watchdog import (
     Progress,
@@ -83,9 +83,9 @@ class Order:
     ) -> None:
         self.group, (_, world_size) = group, world(group)
         alone = world_size == 1 or dist.get_backend(group) == "fake"
-        self.meeting = None if alone else Meeting.of(group)
-        if self.meeting is not None:
-            announce_leaving(self, self.meeting)
+        self.rendezvous = None if alone else Rendezvous.of(group)
+        if self.rendezvous is not None:
+            announce_leaving(self, self.rendezvous)
         # On other backends than gloo `wait` only queues a wait on the device, and with
         # a time limit it would block this thread. So there [another
         # thread](watchdog.py#module/a-monitor-thread-for-ranks) reads the store. On
@@ -103,8 +103,8 @@ class Order:
         # and whether it did so without the others.
         self.loads: Counter[str] = Counter()
         self.loaded_alone = False
-        if self.meeting is not None:
-            self.monitor = start_monitor(self, self.meeting)
+        if self.rendezvous is not None:
+            self.monitor = start_monitor(self, self.rendezvous)
 
     def begin(self, kind: str) -> None:
         """Begin a forward or backward pass.
@@ -125,9 +125,9 @@ class Order:
             the same message on every rank, and from then on in each call. The program
             has to be started again, because an exchange may still wait for its partner.
         """
-        if self.meeting is None:
+        if self.rendezvous is None:
             return
-        if self.meeting.verdict is not None:
+        if self.rendezvous.verdict is not None:
             self.check()
         step = Step(self.kind, self.index, action, unit, parameter)
         # A *place* is the kind of the forward or backward pass under way, and the number
@@ -144,14 +144,14 @@ class Order:
         known = table.get(place) or table.get((*place, self.passes))
         if step != known:
             self.progress.wish = step
-            self.meeting.agree(self.issued, step, known)
+            self.rendezvous.agree(self.issued, step, known)
             self.progress.wish = None
             self.learn(step)
         self.index += 1
         if action != "end":
             self.issued += 1
             self.progress.started.append(step)
-        self.meeting.issued = self.issued
+        self.rendezvous.issued = self.issued
         self.place = (step.kind, self.index)
         if step.number == 0:
             # A program that only evaluates never reduces. Without a limit to the count
@@ -181,9 +181,9 @@ class Order:
         :raises Disagreement: if there is such a rank
         :raises RuntimeError: if the exchange fails, or exceeds the group's time limit
         """
-        if self.meeting is None:
+        if self.rendezvous is None:
             return
-        if self.meeting.verdict is not None:
+        if self.rendezvous.verdict is not None:
             self.check()
         for work in works if self.blocks else ():
             arrived = False
@@ -192,11 +192,11 @@ class Order:
                     work.wait(self.glance)
                     arrived = True
                 except RuntimeError:
-                    arrived = self.has_failed(work, self.meeting)
+                    arrived = self.has_failed(work, self.rendezvous)
 
     # sidelit: depth Exchanges that do not arrive, and ranks that find out together that they disagree.
 
-    def has_failed(self, work: Work, meeting: Meeting) -> bool:
+    def has_failed(self, work: Work, rendezvous: Rendezvous) -> bool:
         """Look for a rank that will never take part, after a wait without success.
 
         :returns: false if the exchange may still arrive
@@ -208,8 +208,8 @@ class Order:
         # text is in the store, and has ended. If the store has ended as well, the
         # exchange's own error is raised.
         with suppress(RuntimeError):
-            meeting.look(self.issued)
-            waits_in(meeting, self.issued)
+            rendezvous.look(self.issued)
+            waits_in(rendezvous, self.issued)
         if not failed:
             return False
         # `wait` raises the exchange's error again, unless the exchange was completed in
@@ -217,7 +217,7 @@ class Order:
         try:
             work.wait()
         except RuntimeError as error:
-            name_the_failed(meeting, self.progress.last, error)
+            name_the_failed(rendezvous, self.progress.last, error)
             raise
         return True
 
@@ -226,8 +226,8 @@ class Order:
 
         :raises Disagreement: with the same message as at first
         """
-        if self.meeting is not None and self.meeting.verdict is not None:
-            raise Disagreement(self.meeting.verdict)
+        if self.rendezvous is not None and self.rendezvous.verdict is not None:
+            raise Disagreement(self.rendezvous.verdict)
 
     def refuse(self, sentence: str) -> NoReturn:
         """Stop because of an error that every rank has found for itself.
@@ -235,6 +235,6 @@ class Order:
         :param sentence: the message
         :raises Disagreement: with this message, and again in each later call
         """
-        if self.meeting is not None:
-            self.meeting.verdict = sentence
+        if self.rendezvous is not None:
+            self.rendezvous.verdict = sentence
         raise Disagreement(sentence)

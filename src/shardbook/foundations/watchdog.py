@@ -82,7 +82,7 @@ from shardbook.foundations.agreement import (
     FAREWELL,
     UNEVEN,
     Disagreement,
-    Meeting,
+    Rendezvous,
     Step,
     Wish,
     ended,
@@ -112,7 +112,7 @@ __all__ = [
 class Standstill:
     """Writes down how far this rank has got, and finds the ranks that hold up others.
 
-    :param meeting: the rounds of these ranks, which count this rank's exchanges
+    :param rendezvous: the rounds of these ranks, which count this rank's exchanges
     :param progress: the exchanges that this rank has started
     :param blocks: whether an exchange blocks the thread that waits for it, as on gloo
     :param waits: the functions in which a thread waits for other ranks
@@ -124,16 +124,16 @@ class Standstill:
 
     def __init__(
         self,
-        meeting: Meeting,
+        rendezvous: Rendezvous,
         progress: Progress,
         *,
         blocks: bool,
         waits: Iterable[CodeType],
         limit: timedelta,
     ) -> None:
-        self.meeting, self.progress, self.blocks = meeting, progress, blocks
+        self.rendezvous, self.progress, self.blocks = rendezvous, progress, blocks
         self.waits, self.limit = frozenset(waits), limit.total_seconds()
-        self.others = [rank for rank in meeting.ranks if rank != meeting.rank]
+        self.others = [rank for rank in rendezvous.ranks if rank != rendezvous.rank]
         self.beat, self.reported = 0, False
         self.place: Any = None
         self.since = self.look_at = 0.0
@@ -145,16 +145,16 @@ class Standstill:
         """Write how far this rank has got. If it has stood still, read the other records.
 
         :param now: the time in seconds, by any clock
-        :param store: the keys of the meeting
+        :param store: the keys of the rendezvous
         :raises RuntimeError: if the store has ended
         """
         wish = self.progress.wish
-        place = self.meeting.issued, self.meeting.rounds, wish
+        place = self.rendezvous.issued, self.rendezvous.rounds, wish
         if place != self.place:
             self.go_on(now)
             self.place = place
         mine = self.record(now)
-        store.set(f"progress/{self.meeting.rank}", json.dumps(mine))
+        store.set(f"progress/{self.rendezvous.rank}", json.dumps(mine))
         if now - self.since < self.look_at:
             return
         self.listen(now, store)
@@ -186,9 +186,9 @@ class Standstill:
         """Reset the times, because this rank has started something since the last one."""
         if self.reported:
             logging.getLogger("shardbook").warning(
-                "rank %d goes on after %.0f s", self.meeting.rank, now - self.since
+                "rank %d goes on after %.0f s", self.rendezvous.rank, now - self.since
             )
-        self.since, self.reported, self.meeting.standstill = now, False, ""
+        self.since, self.reported, self.rendezvous.standstill = now, False, ""
         self.waits_since = None
         self.look_at = max(0.0, self.limit - self.silence.total_seconds())
 
@@ -217,14 +217,14 @@ class Standstill:
             return False
         sentence = self.headline(mine, waits, step, absent, waiting)
         if mine.where:
-            sentence += f"; rank {self.meeting.rank} is at {mine.where}"
+            sentence += f"; rank {self.rendezvous.rank} is at {mine.where}"
         told = list(dict.fromkeys([*absent, *waiting, *self.others]))
         told, more = told[:8], len(told[8:])
         dead = ended(store, absent)
         for rank in told:
             sentence += f"; rank {rank} {self.news(rank, now, rank in dead)}"
         sentence += f"; and {more} more ranks" if more else ""
-        self.meeting.standstill, self.reported = sentence, True
+        self.rendezvous.standstill, self.reported = sentence, True
         stack = "" if waits else f"\n{whole_stack(self.progress.thread)}"
         logging.getLogger("shardbook").warning("%s%s", sentence, stack)
         return True
@@ -238,7 +238,7 @@ class Standstill:
         waiting: list[int],
     ) -> str:
         """The beginning of the report: which rank waits for which, as seen by this one."""
-        who, after = f"rank {self.meeting.rank}", f"after {mine.started} exchanges"
+        who, after = f"rank {self.rendezvous.rank}", f"after {mine.started} exchanges"
         if not waits:
             return (
                 f"{who} has started nothing for {mine.still:.0f} s, {after}, and "
@@ -534,7 +534,7 @@ def whole_stack(thread: int) -> str:
 BEAT, BEATS = timedelta(seconds=5), 12
 
 
-def start_monitor(order: Order, meeting: Meeting) -> threading.Thread | None:
+def start_monitor(order: Order, rendezvous: Rendezvous) -> threading.Thread | None:
     """Start the monitor of an [order](exchange_order.py#Order).
 
     The thread ends with the order, with its process group, or with the program.
@@ -545,9 +545,9 @@ def start_monitor(order: Order, meeting: Meeting) -> threading.Thread | None:
     looks, standstill = not order.blocks, None
     period, beat = order.glance.total_seconds(), 0.0
     if after.limit is not None:
-        waits = (type(order).watch.__code__, type(meeting).wait_for.__code__)
+        waits = (type(order).watch.__code__, type(rendezvous).wait_for.__code__)
         standstill = Standstill(
-            meeting,
+            rendezvous,
             order.progress,
             blocks=order.blocks,
             waits=waits,
@@ -558,11 +558,11 @@ def start_monitor(order: Order, meeting: Meeting) -> threading.Thread | None:
     elif not looks:
         return None
     over = threading.Event()
-    # The thread refers to the meeting, which holds no tensors. A reference to the order
+    # The thread refers to the rendezvous, which holds no tensors. A reference to the order
     # would keep the order, and its model's tensors, forever.
     thread = threading.Thread(
         target=monitor,
-        args=(meeting, standstill, looks, over, period, beat),
+        args=(rendezvous, standstill, looks, over, period, beat),
         name="shardbook monitor",
         daemon=True,
     )
@@ -572,7 +572,7 @@ def start_monitor(order: Order, meeting: Meeting) -> threading.Thread | None:
 
 
 def monitor(
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     standstill: Standstill | None,
     looks: bool,
     over: threading.Event,
@@ -590,11 +590,15 @@ def monitor(
     while not over.wait(period):
         try:
             joined = dist.group.WORLD
-            if meeting.verdict is not None or joined is None or group() is not joined:
+            if (
+                rendezvous.verdict is not None
+                or joined is None
+                or group() is not joined
+            ):
                 return
-            store = store or own_connection(meeting.store)
+            store = store or own_connection(rendezvous.store)
             if looks:
-                meeting.glimpse(meeting.issued, store)
+                rendezvous.glimpse(rendezvous.issued, store)
             now = time.monotonic()
             if standstill is not None and now >= due:
                 standstill.tick(now, store)
@@ -655,47 +659,47 @@ def stop(over: threading.Event, thread: threading.Thread) -> None:
 # meant to have unequal numbers of batches.
 
 
-def announce_leaving(order: Order, meeting: Meeting) -> None:
+def announce_leaving(order: Order, rendezvous: Rendezvous) -> None:
     """Make this rank write into the store when its program ends or its model is dropped.
 
     :param order: the order of the model's exchanges, which lives as long as the model
-    :param meeting: the rounds of the model's ranks
+    :param rendezvous: the rounds of the model's ranks
     """
-    weakref.finalize(order, leave, meeting, os.getpid())
+    weakref.finalize(order, leave, rendezvous, os.getpid())
 
 
-def leave(meeting: Meeting, process: int) -> None:
+def leave(rendezvous: Rendezvous, process: int) -> None:
     """Open a round without waiting for its end. Ranks that wait in a round get an error.
 
     :param process: the process of the model; a forked child process has a copy of the
         model, and writes nothing
     """
-    if meeting.verdict is None and os.getpid() == process:
-        wish = Wish(meeting.rank, meeting.issued, LEAVE, None)
+    if rendezvous.verdict is None and os.getpid() == process:
+        wish = Wish(rendezvous.rank, rendezvous.issued, LEAVE, None)
         # The process that keeps the store may already have ended.
         with suppress(RuntimeError):
-            first = meeting.open(wish)
+            first = rendezvous.open(wish)
             if (first.issued, first.step) != (wish.issued, wish.step):
-                meeting.publish(f"{wish}, but {first}; {UNEVEN}")
+                rendezvous.publish(f"{wish}, but {first}; {UNEVEN}")
 
 
 LEAVE = Step("", 0, "leave", "", "")
 MOMENT = timedelta(milliseconds=300)
 
 
-def waits_in(meeting: Meeting, issued: int) -> None:
+def waits_in(rendezvous: Rendezvous, issued: int) -> None:
     """Write into the store in which exchange this rank has waited for a while.
 
     :param issued: the number of exchanges that this rank has started; it waits for the
         last of them
     """
-    if meeting.waits_in != issued:
-        meeting.store.set(f"waits/{meeting.rank}", str(issued))
-        meeting.waits_in = issued
+    if rendezvous.waits_in != issued:
+        rendezvous.store.set(f"waits/{rendezvous.rank}", str(issued))
+        rendezvous.waits_in = issued
 
 
 def name_the_failed(
-    meeting: Meeting, step: Step | None, error: RuntimeError
+    rendezvous: Rendezvous, step: Step | None, error: RuntimeError
 ) -> NoReturn:
     """Raise an error about an exchange that failed, with the ranks that died or stayed
     away.
@@ -705,31 +709,33 @@ def name_the_failed(
     :raises Disagreement: on every rank that waited, if there are such ranks
     :raises RuntimeError: if there are none, or the store has ended, too
     """
-    cause, issued = str(error).splitlines()[0], meeting.issued
+    cause, issued = str(error).splitlines()[0], rendezvous.issued
     try:
-        waits_in(meeting, issued)
-        name_the_absent(meeting, step, cause)
+        waits_in(rendezvous, issued)
+        name_the_absent(rendezvous, step, cause)
     except RuntimeError as gone:
         cause += f"; the store through which the ranks agree has ended, too ({gone})"
     raise RuntimeError(
-        f"exchange {issued} of rank {meeting.rank}, {step}, has failed ({cause}); "
+        f"exchange {issued} of rank {rendezvous.rank}, {step}, has failed ({cause}); "
         "see the output of the other ranks"
     ) from error
 
 
-def name_the_absent(meeting: Meeting, step: Step | None, cause: str) -> None:
+def name_the_absent(rendezvous: Rendezvous, step: Step | None, cause: str) -> None:
     """Raise an error if ranks have died or have not come to an exchange that failed.
 
     :param cause: the backend's message
     :raises Disagreement: if there are such ranks
     """
-    issued = meeting.issued
+    issued = rendezvous.issued
 
     def absent() -> list[int]:
-        return [rank for rank in meeting.ranks if not has_come(meeting, rank, issued)]
+        return [
+            rank for rank in rendezvous.ranks if not has_come(rendezvous, rank, issued)
+        ]
 
     def died() -> list[int]:
-        return ended(meeting.store, meeting.ranks)
+        return ended(rendezvous.store, rendezvous.ranks)
 
     # A rank reads the store once a second. So the others get a moment to write.
     until(lambda: not absent() or bool(died()), FAREWELL)
@@ -737,27 +743,27 @@ def name_the_absent(meeting: Meeting, step: Step | None, cause: str) -> None:
     # close.
     until(lambda: bool(died()), MOMENT)
     # A rank whose program has ended meanwhile has written so.
-    meeting.look(issued)
+    rendezvous.look(issued)
     missing = absent()
     if dead := died():
         sentence = (
             f"rank {', '.join(map(str, dead))} has died, and exchange {issued}, in which "
-            f"rank {meeting.rank} waits to {step}, has failed ({cause}); see its own "
+            f"rank {rendezvous.rank} waits to {step}, has failed ({cause}); see its own "
             "output"
         )
-        meeting.part(meeting.publish(sentence, len(dead)))
+        rendezvous.part(rendezvous.publish(sentence, len(dead)))
     if missing:
         who = f"rank {', '.join(map(str, missing))}"
         sentence = (
-            f"{who} has not come to exchange {issued}, in which rank {meeting.rank} "
+            f"{who} has not come to exchange {issued}, in which rank {rendezvous.rank} "
             f"waits to {step}, and the exchange has failed ({cause}); if {who} has raised "
-            f"no error of its own, {UNEVEN}{'; ' * bool(meeting.standstill)}"
-            f"{meeting.standstill}"
+            f"no error of its own, {UNEVEN}{'; ' * bool(rendezvous.standstill)}"
+            f"{rendezvous.standstill}"
         )
-        meeting.part(meeting.publish(sentence))
+        rendezvous.part(rendezvous.publish(sentence))
 
 
-def has_come(meeting: Meeting, rank: int, issued: int) -> bool:
+def has_come(rendezvous: Rendezvous, rank: int, issued: int) -> bool:
     """Whether a rank has waited in this exchange or in a later one."""
     key = f"waits/{rank}"
-    return meeting.store.check([key]) and int(meeting.store.get(key)) >= issued
+    return rendezvous.store.check([key]) and int(rendezvous.store.get(key)) >= issued

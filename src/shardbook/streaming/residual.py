@@ -75,7 +75,7 @@ from shardbook.foundations.agreement import Disagreement
 from shardbook.foundations.collectives import all_gather, world
 from shardbook.foundations.hook_context import in_backward, machinery
 from shardbook.foundations.torch_private import base_of, writes_to
-from shardbook.zero.offload import Crossing, to_host
+from shardbook.zero.offload import PendingCopy, to_host
 
 __all__ = ["Residual", "offload", "partition"]
 
@@ -217,7 +217,9 @@ class KeptValues:
         self.device = vector.device
         self.sharing = sharing
         piece = vector if sharing is None else sharing.piece(vector)
-        self.here: Tensor | Crossing = to_host(piece, ACTIVATIONS) if on_host else piece
+        self.here: Tensor | PendingCopy = (
+            to_host(piece, ACTIVATIONS) if on_host else piece
+        )
 
     def vector(self) -> Tensor:
         """All values, on the device.
@@ -230,7 +232,7 @@ class KeptValues:
         the second.
         """
         piece = self.here
-        if isinstance(piece, Crossing):
+        if isinstance(piece, PendingCopy):
             piece = piece.back(self.device, ACTIVATIONS).wait()
         return piece if self.sharing is None else self.sharing.whole(piece, self.numel)
 

@@ -78,7 +78,13 @@ from shardbook.foundations.hook_context import in_backward
 from shardbook.foundations.torch_private import Versions, at_end_of_backward, writes_to
 from shardbook.streaming.residual import offload
 from shardbook.zero.flat import is_sharded
-from shardbook.zero.offload import Crossing, Landing, pin, to_device, to_host
+from shardbook.zero.offload import (
+    PendingCopy,
+    PendingGradients,
+    pin,
+    to_device,
+    to_host,
+)
 from shardbook.zero.parameter_sites import STREAMED
 
 __all__ = ["Contents", "Seen", "Slice", "cut", "refuse_others", "slices_of", "stream"]
@@ -148,7 +154,7 @@ class Streamer:
         self.device = device
         self.dtype = dtype
         self.around = around
-        self.ahead: dict[int, tuple[Versions, list[Crossing]]] = {}
+        self.ahead: dict[int, tuple[Versions, list[PendingCopy]]] = {}
         self.leaving: list[Any] = []
 
     def forward(self, x: Tensor) -> Any:
@@ -186,7 +192,7 @@ class Streamer:
         """Start to copy the next slice to the device, and drop an unused earlier copy."""
         self.ahead = {number: (self.slices[number].versions(), self.send(number))}
 
-    def send(self, number: int) -> list[Crossing]:
+    def send(self, number: int) -> list[PendingCopy]:
         """Start the copies of a slice's parameters, which are cast before they move."""
         return [
             to_device(parameter, self.device, "parameters", self.dtype)
@@ -215,8 +221,8 @@ class Call:
         self.streamer = streamer
         self.number = number
         self.slice = streamer.slices[number]
-        self.gradients: dict[str, Crossing] = {}
-        self.token = Landing.of(self.slice.parameters, self.gradients)
+        self.gradients: dict[str, PendingCopy] = {}
+        self.token = PendingGradients.of(self.slice.parameters, self.gradients)
         self.seen: Seen | None = None
 
     def begin(self, x: Tensor) -> Any:
@@ -316,7 +322,7 @@ class Call:
 class Brought(torch.autograd.Function):
     """A copy of a parameter on the device.
 
-    Autograd reaches the parameter through the slice's [token](offload.py#Landing).
+    Autograd reaches the parameter through the slice's [token](offload.py#PendingGradients).
     """
 
     @staticmethod

@@ -116,8 +116,8 @@ from shardbook.foundations.streams import current_stream, host_waits_for_current
 from shardbook.foundations.torch_private import storage_id
 
 __all__ = [
-    "Crossing",
-    "Landing",
+    "PendingCopy",
+    "PendingGradients",
     "host_memory",
     "move_in",
     "move_out",
@@ -205,7 +205,7 @@ def move_out(mean: Tensor) -> Tensor:
 # same places as on a GPU.
 
 
-def to_host(values: Tensor, what: str) -> Crossing:
+def to_host(values: Tensor, what: str) -> PendingCopy:
     """Start to copy a tensor from its device to the host.
 
     >>> from shardbook.foundations.collectives import ledger
@@ -233,7 +233,7 @@ def to_device(
     device: torch.device,
     what: str,
     dtype: torch.dtype | None = None,
-) -> Crossing:
+) -> PendingCopy:
     """Start to copy a tensor from the host to a device.
 
     The target is allocated on the compute stream, on which it will be used. Its memory
@@ -245,7 +245,7 @@ def to_device(
 
     :param values: any shape and dtype, on the CPU; do not change it before you have
         waited for the copy. A tensor that may still be on its way to the host is copied
-        by [`back`](#Crossing.back) instead.
+        by [`back`](#PendingCopy.back) instead.
     :param device: the device of the copy
     :param what: the name under which the ledger counts the bytes
     :param dtype: the dtype of the copy; values that are not floating-point keep theirs,
@@ -261,7 +261,7 @@ def to_device(
 
 def start(
     copy: Tensor, values: Tensor, device: torch.device, direction: str
-) -> Crossing:
+) -> PendingCopy:
     """Queue a copy behind all that the compute stream has been given so far.
 
     A pinned block may be dropped before it was read, because the allocator of pinned
@@ -283,7 +283,7 @@ def start(
             tensor.record_stream(stream)
     done = module.Event()
     done.record(stream)
-    return Crossing(copy, done, device)
+    return PendingCopy(copy, done, device)
 
 
 def host_memory(
@@ -306,7 +306,7 @@ def host_memory(
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class PendingCopy:
     """A copy under way.
 
     :param copy: the target, which may be read only after one of the two waits
@@ -334,7 +334,7 @@ class Crossing:
         self.done.synchronize()
         return self.copy
 
-    def back(self, device: torch.device, what: str) -> Crossing:
+    def back(self, device: torch.device, what: str) -> PendingCopy:
         """Start to copy the target to the device again. The calling thread continues.
 
         This copy runs on another stream than the first one. Without the wait it would
@@ -372,7 +372,7 @@ def pin(tensors: Iterable[Tensor]) -> None:
         )
 
 
-class Landing(torch.autograd.Function):
+class PendingGradients(torch.autograd.Function):
     """The wait for gradients on their way to the host, as a node of its own in the
     graph.
 
@@ -384,7 +384,7 @@ class Landing(torch.autograd.Function):
     """
 
     @classmethod
-    def of(cls, own: Mapping[str, Tensor], gradients: dict[str, Crossing]) -> Tensor:
+    def of(cls, own: Mapping[str, Tensor], gradients: dict[str, PendingCopy]) -> Tensor:
         """The token of some parameters.
 
         :param own: the parameters, by name
@@ -396,7 +396,7 @@ class Landing(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, gradients: dict[str, Crossing], names: list[str], *own: Tensor
+        ctx: Any, gradients: dict[str, PendingCopy], names: list[str], *own: Tensor
     ) -> Tensor:
         ctx.gradients, ctx.names = gradients, names
         ctx.dtypes = [parameter.dtype for parameter in own]

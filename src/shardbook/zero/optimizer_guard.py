@@ -84,7 +84,7 @@ def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
     )
     # A dictionary keeps the order, so that every rank names the same parameter.
     flats = list(dict.fromkeys(filter(None, map(owner_of, parameters))))
-    if any(flat.order.meeting is not None for flat in flats):
+    if any(flat.order.rendezvous is not None for flat in flats):
         refuse_unowned_of(optimizer)
     if any(flat.sliced for flat in flats):
         # The first argument is the optimizer itself, unless a program passes none.

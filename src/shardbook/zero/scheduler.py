@@ -169,7 +169,7 @@ class Scheduler:
         refuse_transforms("this model")
         # A process that trains alone may leave parameters out of every unit, because it
         # has no other ranks to differ from.
-        if self.grad and self.order.meeting is not None:
+        if self.grad and self.order.rendezvous is not None:
             refuse_unowned_in(model)
         self.route = Route(self.orders[self.grad])
         self.order.begin("forward" if self.grad else "evaluation")

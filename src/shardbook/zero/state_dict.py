@@ -322,19 +322,19 @@ def found_in_store(unit: Unit, mine: list[int]) -> list[list[int]]:
     rank that loads alone is refused by [the next
     comparison](unused.py#refuse_other_steps).
     """
-    meeting = unit.order.meeting
-    if meeting is None or unit.order.loaded_alone:
+    rendezvous = unit.order.rendezvous
+    if rendezvous is None or unit.order.loaded_alone:
         return []
     unit.order.loads[unit.name] += 1
     key = f"loaded/{unit.name}/{unit.order.loads[unit.name]}"
-    keys = [f"{key}/{rank}" for rank in meeting.ranks]
-    meeting.store.set(f"{key}/{meeting.rank}", json.dumps(mine))
+    keys = [f"{key}/{rank}" for rank in rendezvous.ranks]
+    rendezvous.store.set(f"{key}/{rendezvous.rank}", json.dumps(mine))
     try:
-        meeting.store.wait(keys, PATIENCE)
+        rendezvous.store.wait(keys, PATIENCE)
     except RuntimeError:
         unit.order.loaded_alone = True
         return []
-    return [json.loads(meeting.store.get(each)) for each in keys]
+    return [json.loads(rendezvous.store.get(each)) for each in keys]
 
 
 PATIENCE = timedelta(seconds=5)

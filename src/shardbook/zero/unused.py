@@ -140,7 +140,7 @@ class Usage:
         numbers += [0] * (-len(numbers) % (2 * world(self.order.group)[1]))
         # A single process has the answer already, even if it stands in for the other
         # ranks.
-        if self.order.meeting is None:
+        if self.order.rendezvous is None:
             self.answer = numbers
         # The numbers are exchanged on the stream of the gathers, which does not wait
         # for gradients. So on a GPU the answer arrives before the gradients are

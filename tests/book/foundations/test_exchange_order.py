@@ -72,9 +72,9 @@ def refused(order: Order, passes: Sequence[Pass], group: Any = None) -> str:
 
 
 def counted(order: Order) -> CountingStore:
-    assert order.meeting is not None
-    order.meeting.store = CountingStore(order.meeting.store)
-    return order.meeting.store
+    assert order.rendezvous is not None
+    order.rendezvous.store = CountingStore(order.rendezvous.store)
+    return order.rendezvous.store
 
 
 def calls_of_steps(steps: Sequence[Sequence[Pass]]) -> list[int]:
@@ -91,11 +91,11 @@ def calls_of_steps(steps: Sequence[Sequence[Pass]]) -> list[int]:
 def rounds_of_steps(steps: Sequence[Sequence[Pass]]) -> list[int]:
     """In how many rounds the ranks meet in each step."""
     order, rounds = Order(), []
-    assert order.meeting is not None
+    assert order.rendezvous is not None
     for passes in steps:
-        before = order.meeting.rounds
+        before = order.rendezvous.rounds
         play(order, passes)
-        rounds.append(order.meeting.rounds - before)
+        rounds.append(order.rendezvous.rounds - before)
     return rounds
 
 
@@ -151,11 +151,11 @@ def two_orders() -> tuple[int, int]:
     for _ in range(3):
         play(first, STEP)
         play(second, [("forward", "D E F D"), ("backward", "F E -F D -E -D")])
-    assert first.meeting is not None
-    assert second.meeting is not None
-    first.meeting.store.set("mine", "")
-    assert not second.meeting.store.check(["mine"])
-    return first.meeting.rounds, second.meeting.rounds
+    assert first.rendezvous is not None
+    assert second.rendezvous is not None
+    first.rendezvous.store.set("mine", "")
+    assert not second.rendezvous.store.check(["mine"])
+    return first.rendezvous.rounds, second.rendezvous.rounds
 
 
 def test_orders_of_two_models_do_not_mix() -> None:
@@ -168,8 +168,8 @@ def leftovers() -> int:
     if dist.get_rank() == 0:
         return 0
     order = Order()
-    assert order.meeting is not None
-    order.meeting.store, order.meeting.ranks = store, (1,)
+    assert order.rendezvous is not None
+    order.rendezvous.store, order.rendezvous.ranks = store, (1,)
     for _ in range(5):
         for kind, exchanges in STEP:
             order.begin(kind)
@@ -184,7 +184,7 @@ def test_the_store_does_not_grow() -> None:
 
 def free() -> None:
     order = Order()
-    assert order.meeting is None
+    assert order.rendezvous is None
     for kind, exchanges in STEP:
         order.begin(kind)
         for exchange in exchanges.split():
@@ -393,8 +393,8 @@ def one_has_finished() -> str:
     play(order, STEP)
     if dist.get_rank() == 1:
         return ""
-    assert order.meeting is not None
-    order.meeting.limit = agreement.FAREWELL = timedelta(milliseconds=200)
+    assert order.rendezvous is not None
+    order.rendezvous.limit = agreement.FAREWELL = timedelta(milliseconds=200)
     return refused(order, STEP)
 
 
@@ -470,7 +470,7 @@ def many_meet(count: int, late: list[int], minutes: float) -> list[str]:
     said = ["did not end"] * count
 
     def rank_main(rank: int) -> None:
-        one = agreement.Meeting(Waiting(store, begun), rank, count, timedelta(minutes=30))
+        one = agreement.Rendezvous(Waiting(store, begun), rank, count, timedelta(minutes=30))
         try:
             one.agree(0, sentences.Step("forward", 0, "gather", "A", "A.weight"), None)
             said[rank] = f"{one.rounds} round"
@@ -510,7 +510,7 @@ def test_when_the_limit_is_over_all_ranks_name_those_that_have_not_come() -> Non
 
 def limits() -> list[float]:
     group = dist.new_group(timeout=timedelta(seconds=77))
-    return [agreement.Meeting.of(one).limit.total_seconds() for one in (group, dist.group.WORLD, None)]
+    return [agreement.Rendezvous.of(one).limit.total_seconds() for one in (group, dist.group.WORLD, None)]
 
 
 def test_the_limit_of_a_meeting_is_that_of_its_group() -> None:
@@ -580,9 +580,9 @@ class Interrupting(CountingStore):
 def interrupted() -> str:
     order = Order()
     agreement.FAREWELL = timedelta(milliseconds=200)  # rank 0 has left and reads nothing
-    assert order.meeting is not None
+    assert order.rendezvous is not None
     if dist.get_rank() == 0:
-        order.meeting.store = Interrupting(order.meeting.store)
+        order.rendezvous.store = Interrupting(order.rendezvous.store)
         with pytest.raises(KeyboardInterrupt):
             play(order, STEP)
         dist.barrier()
@@ -618,16 +618,16 @@ def slower_than_a_glance() -> int:
         tensor = torch.ones(1)
         work = dist.all_reduce(tensor, group=group, async_op=True)
         if rank == 1:
-            assert order.meeting is not None
-            seen = Seen(order.meeting.store, store)
-            order.meeting.store = seen
+            assert order.rendezvous is not None
+            seen = Seen(order.rendezvous.store, store)
+            order.rendezvous.store = seen
         order.watch([work])
         if rank == 1:
-            order.meeting.store = seen.store
+            order.rendezvous.store = seen.store
         assert tensor.item() == 2
     order.before("gather", "D", "D.weight")
-    assert order.meeting is not None
-    return order.meeting.rounds
+    assert order.rendezvous is not None
+    return order.rendezvous.rounds
 
 
 class Seen(CountingStore):
@@ -672,7 +672,7 @@ def test_the_same_evaluation_one_step_later_is_another() -> None:
 def test_a_verdict_is_read_also_by_a_rank_that_is_not_at_odds() -> None:
     """Two ranks fall out ahead of a third, whose exchange then fails because they are gone."""
     store, step = dist.HashStore(), sentences.Step("forward", 0, "gather", "A", "A.weight")
-    second, third = (agreement.Meeting(store, rank, 2, timedelta(0)) for rank in (1, 2))
+    second, third = (agreement.Rendezvous(store, rank, 2, timedelta(0)) for rank in (1, 2))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(agreement, "FAREWELL", timedelta(0))
         with pytest.raises(Disagreement) as first:
@@ -722,7 +722,7 @@ def simulate(scripts: list[list[Pass]]) -> tuple[list[list[str]], list[str | Non
 
     def rank_main(rank: int) -> None:
         order = Order()
-        order.meeting = agreement.Meeting(store, rank, len(scripts), timedelta(seconds=60))
+        order.rendezvous = agreement.Rendezvous(store, rank, len(scripts), timedelta(seconds=60))
         order.blocks, order.glance = True, timedelta(milliseconds=1)
         try:
             for kind, exchanges in [*scripts[rank], LAST]:

@@ -35,7 +35,7 @@ def unequal_numbers(stage: int) -> str:
         error(model, batch(rank, step)).backward()
     if rank == 1:
         # What runs when the program ends.
-        leave(order.meeting, os.getpid())
+        leave(order.rendezvous, os.getpid())
         return ""
     with pytest.raises(Disagreement) as caught:
         error(model, batch(rank, 2)).backward()

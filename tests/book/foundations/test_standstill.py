@@ -26,7 +26,7 @@ import shardbook
 from book.toys import batch, chain, error
 from shardbook import Disagreement, shard, standstill_after
 from shardbook.foundations import agreement, watchdog
-from shardbook.foundations.agreement import Meeting, Step, machine
+from shardbook.foundations.agreement import Rendezvous, Step, machine
 from shardbook.foundations.exchange_order import Order
 from shardbook.foundations.watchdog import Progress, Standstill, after, in_library, line_of, stack_of
 from shardbook.zero.scheduler import scheduler_of
@@ -344,7 +344,7 @@ class Group:
 
     def __init__(self, size: int, *, blocks: bool = True) -> None:
         self.store, self.now = dist.HashStore(), 1000.0
-        self.meetings = [Meeting(self.store, rank, size, timedelta(minutes=30)) for rank in range(size)]
+        self.meetings = [Rendezvous(self.store, rank, size, timedelta(minutes=30)) for rank in range(size)]
         self.progress = [Progress() for _ in range(size)]
         self.ranks = [
             Standstill(one, progress, blocks=blocks, waits=[], limit=timedelta(seconds=60))

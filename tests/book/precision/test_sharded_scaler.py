@@ -362,7 +362,7 @@ def rounds_of_a_step() -> list[int]:
     from shardbook.zero.scheduler import scheduler_of
 
     model, scaler = shard(chain()), ShardedGradScaler(init_scale=2.0**126, growth_interval=2)
-    meeting, rounds = scheduler_of(model).order.meeting, []
+    rendezvous, rounds = scheduler_of(model).order.rendezvous, []
     optimizers = [optimizer_for("sgd", group) for group in apart(model)]
     for step in range(6):
         scaler.scale(error(model, batch(dist.get_rank(), step))).backward()
@@ -373,8 +373,8 @@ def rounds_of_a_step() -> list[int]:
             scaler.step(optimizer)
         scaler.update()
         model.zero_grad()
-        assert meeting is not None
-        rounds.append(meeting.rounds)
+        assert rendezvous is not None
+        rounds.append(rendezvous.rounds)
     return rounds
 
 

@@ -25,7 +25,7 @@ from shardbook.models.chunked_loss import ChunkedGPT
 from shardbook.models.gpt import GPT, Config
 from shardbook.streaming import residual, streaming
 from shardbook.streaming.streaming import cut, stream
-from shardbook.zero.offload import Crossing, to_host
+from shardbook.zero.offload import PendingCopy, to_host
 
 CPU = torch.device("cpu")
 Build = Callable[[], nn.Sequential]
@@ -300,7 +300,7 @@ class Device(LiveStorages):
             self.hosts.add(crossing.copy.untyped_storage()._cdata)
             self.paused = False
             # A copy that is under way keeps its source in memory. This one ends when somebody waits for it.
-            return Crossing(crossing.copy, Slow(values.detach()), CPU) if what == "gradients" else crossing
+            return PendingCopy(crossing.copy, Slow(values.detach()), CPU) if what == "gradients" else crossing
 
         with monkeypatch.context() as patch, self:
             patch.setattr(streaming, "to_host", tagged)
@@ -453,10 +453,10 @@ def test_gradients_leave_while_the_slice_before_runs_again(monkeypatch: pytest.M
         def synchronize(self) -> None:
             told.append(f"{self.name} is gone")
 
-    def sent(values: Tensor, what: str) -> Crossing:
+    def sent(values: Tensor, what: str) -> PendingCopy:
         name = next(names[values.nbytes])
         told.append(f"{name} leaves")
-        return Crossing(to_host(values, what).copy, Told(name), torch.device(CPU))
+        return PendingCopy(to_host(values, what).copy, Told(name), torch.device(CPU))
 
     for number, block in enumerate(model):
         block.register_forward_pre_hook(lambda *_, number=number: told.append(f"{number} runs"))

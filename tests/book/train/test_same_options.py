@@ -18,7 +18,7 @@ import ranks
 from shardbook.command import Mistake, OwnMistake
 from shardbook.finetune_neox import finetune_options
 from shardbook.train import options as train_options
-from shardbook.train import ranks as meeting
+from shardbook.train import ranks as rendezvous
 from shardbook.train.options import parse
 from shardbook.train.ranks import difference, given, refuse_different
 from shardbook.train.text import prepare
@@ -44,14 +44,14 @@ def test_each_option_is_compared_but_for_those_of_a_rank_alone() -> None:
         before = given(options)
         setattr(options, name, 12345)
         found = difference([before, before, given(options)])
-        if name in meeting.OF_A_RANK:
+        if name in rendezvous.OF_A_RANK:
             assert found == ""
         else:
             assert found.startswith(f"--{name.replace('_', '-')} differs between the ranks: ")
             assert found.endswith(f" on rank 0, 12345 on rank 2{ADVICE}")
         names.add(name)
     # No set has a word that is no option.
-    sets = (meeting.OF_A_RANK, meeting.OF_A_CHECKPOINT, meeting.BESIDE_THE_STEPS)
+    sets = (rendezvous.OF_A_RANK, rendezvous.OF_A_CHECKPOINT, rendezvous.BESIDE_THE_STEPS)
     assert set().union(*sets) <= names
     assert sum(map(len, sets)) == len(set().union(*sets))
 
@@ -130,9 +130,9 @@ def taken() -> Iterator[int]:
 def waits(port: int) -> tuple[str, str]:
     """What is raised and said. A thread of the store goes on waiting, until this process ends."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    meeting.PATIENCE = timedelta(seconds=0.05)
+    rendezvous.PATIENCE = timedelta(seconds=0.05)
     with redirect_stderr(io.StringIO()) as said, pytest.raises(OwnMistake) as refused:
-        meeting.meeting_place(1, 2, timedelta(seconds=0.2), {})
+        rendezvous.meeting_place(1, 2, timedelta(seconds=0.2), {})
     return str(refused.value), said.getvalue()
 
 
