@@ -92,8 +92,7 @@ class Order:
         # every backend that thread also reports [a standstill](watchdog.py).
         backend = f"{torch.device(device).type}:gloo"
         self.blocks = backend in dist.get_backend_config(group).split(",")
-        self.kind = "first"
-        self.index = 0
+        self.begin("first")
         self.issued = 0
         self.place: tuple[str, int] = ("", 0)
         self.passes = 0
