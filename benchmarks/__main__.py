@@ -12,6 +12,9 @@ which computes nothing twice.
 Our lean mode saves memory in three ways: a loss in chunks, an optimizer that steps inside the backward pass,
 and units that are gathered only when they are needed. The leanest mode also checkpoints every block, which
 costs another forward pass. More rounds, fewer in number, show each of the four by itself.
+
+At the end 64 small layers train, each a unit of its own. Such a step hardly computes, so its time is what
+Python and the exchanges take.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from benchmarks import small_units
 from benchmarks.contender import CORE, LEVERS, Contender, train
 from benchmarks.floor import config_of, floor_bytes, lean_bytes
 from benchmarks.launch import Run, Size, enter_network, on_ranks
@@ -66,6 +70,8 @@ def main(arguments: list[str] | None = None) -> int:
     levers = rounds(1 if options.quick else options.lever_pairs, LEVERS, size)
     # Four ranks are run for their bytes, which do not vary. Their time says little where cores are fewer.
     four = on_ranks(4, train, OURS, replace(size, steps=2, warm_up=1))
+    few = (8, 1, 1) if options.quick else (64, 12, 3)
+    small = on_ranks(2, small_units.measure, *few)
     figures: Figures = {
         **compare(core),
         **sent(core[OURS], four, size),
@@ -73,9 +79,11 @@ def main(arguments: list[str] | None = None) -> int:
         **over_floor(core, size),
         **alone(levers),
         **medians({**levers, **core}),
+        **small_units.ratios(small),
     }
     print(absolute(core), relative(figures), between_steps(figures, size), floor(figures), sep="\n\n")
     print("\nEach lever alone", absolute(levers), alone_as_text(figures), sep="\n\n")
+    print("", small_units.table(small), sep="\n")
     # What the figures were measured with is a part of them.
     figures |= {"bytes_by": "network" if os.environ["COUNTED"] else "ledger", "cpu": processor()}
     figures |= {"torch": torch.__version__, "python": platform.python_version()}

@@ -1,4 +1,4 @@
-"""Measure a step of many small units: 64 layers of width 64, each a unit of its own, on two ranks and CPUs.
+"""A step of many small units: layers of width 64, each a unit of its own.
 
 Such a step hardly computes, so its time is what Python and the exchanges take. The contenders train by turns
 in the same processes, and the medians of their steps are compared.
@@ -6,18 +6,12 @@ in the same processes, and the medians of their steps are compared.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from benchmarks.__main__ import positive, processor
-from benchmarks.launch import on_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -75,22 +69,20 @@ def measure(layers: int, rounds: int, steps: int) -> dict[str, float]:
     return {name: 1000 * statistics.median(each) for name, each in took.items()}
 
 
-def main() -> None:
-    """Print the table, and write it as JSON if a file is named."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.small_units", description=__doc__)
-    parser.add_argument("--layers", type=positive, default=64)
-    parser.add_argument("--rounds", type=positive, default=12)
-    parser.add_argument("--steps", type=positive, default=3, help="steps of a contender in a round")
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    took = on_ranks(2, measure, given.layers, given.rounds, given.steps)
-    print(f"{processor()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; torch {torch.__version__}")
-    print(f"{'':10}{'ms a step':>10}{'of DDP':>9}{'of FSDP2':>10}")
-    for name, each in took.items():
-        print(f"{name:10}{each:10.1f}{each / took['ddp']:9.2f}{each / took['fsdp2']:10.2f}")
-    if given.json:
-        given.json.write_text(json.dumps({f"{name}_ms": each for name, each in took.items()}) + "\n", "utf-8")
+def ratios(took: dict[str, float]) -> dict[str, float]:
+    """The time of each stage's step over that of each peer, and over the next stage's."""
+    stages = {name: took[name] for name in took if name.startswith("stage_")}
+    over = {
+        f"small_{name}_{peer}": each / took[peer]
+        for name, each in stages.items()
+        for peer in ("ddp", "fsdp2")
+    }
+    following = zip(stages, list(stages.items())[1:], strict=False)
+    return over | {f"small_{name}_{after}": stages[name] / each for name, (after, each) in following}
 
 
-if __name__ == "__main__":
-    main()
+def table(took: dict[str, float]) -> str:
+    """The contenders, one a line."""
+    rows = [f"{'many small units':24}{'ms a step':>10}{'of DDP':>9}{'of FSDP2':>10}"]
+    rows += [f"{name:24}{t:10.1f}{t / took['ddp']:9.2f}{t / took['fsdp2']:10.2f}" for name, t in took.items()]
+    return "\n".join(rows)

@@ -26,7 +26,7 @@ from benchmarks.__main__ import alone, compare, over_floor, sent, stored  # noqa
 from benchmarks.contender import CONTENDERS, CORE, LEVERS, Training, config_of  # noqa: E402
 from benchmarks.floor import floor_bytes, lean_bytes, saved_by_blocks, without_exchanges  # noqa: E402
 from benchmarks.guards import GUARDS, measure, table, table_of_labels  # noqa: E402
-from benchmarks.launch import Run, Size  # noqa: E402
+from benchmarks.launch import Run, Size, on_ranks  # noqa: E402
 from benchmarks.steady import steady  # noqa: E402
 
 import loopback  # noqa: E402
@@ -211,9 +211,14 @@ def test_a_mesh_is_compared_with_one_copy_round_by_round() -> None:
 
 @pytest.mark.full
 def test_small_units_are_measured_beside_their_peers() -> None:
-    took = small_units.on_ranks(2, small_units.measure, 2, 1, 1)
+    took = on_ranks(2, small_units.measure, 2, 1, 1)
     assert list(took) == ["ddp", "fsdp2", "stage_0", "stage_1", "stage_2", "stage_3"]
     assert all(each > 0 for each in took.values())
+    ratios = small_units.ratios(took)
+    assert ratios["small_stage_0_ddp"] == took["stage_0"] / took["ddp"]
+    assert ratios["small_stage_2_stage_3"] == took["stage_2"] / took["stage_3"]
+    assert len(ratios) == 11
+    assert len(small_units.table(took).splitlines()) == 7
 
 
 @pytest.mark.nightly

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed import init_device_mesh
 
 import ranks
-from book.guards.test_optimizer_trial import Rule
+from book.zero.test_optimizer_trial import Rule
 from shardbook import (
     Checkpoints,
     Policy,

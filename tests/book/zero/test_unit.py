@@ -144,7 +144,7 @@ def what_was_sent_is_freed() -> None:
         sent.append(flat.sending)
 
     def mean(groups: Groups, full: torch.Tensor, real: Any = Groups.mean) -> Any:
-        """Beside the vector that is exchanged stands no other one, not even those that were copied into it."""
+        """Beside the vector that is exchanged stands no other, not even those that were copied into it."""
         assert all(
             each is full or (each is not None and not each.untyped_storage().nbytes()) for each in sent
         )
