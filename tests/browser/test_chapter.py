@@ -8,7 +8,20 @@ import pytest
 from playwright.sync_api import Page
 
 from browser.looks import Looks, columns, stacked
-from built import CHAPTERS, CONFIG, LANGUAGES, LONG_CHAPTERS, Open, language_of, name_of, path_of, written
+from built import (
+    CHAPTERS,
+    CONFIG,
+    LANGUAGES,
+    LONG_CHAPTERS,
+    NARROW,
+    WIDE,
+    Open,
+    language_of,
+    name_of,
+    path_of,
+    show,
+    written,
+)
 
 pytestmark = pytest.mark.full
 
@@ -40,6 +53,20 @@ def test_narrow_pages_put_commentary_above_code(looks: Looks, path: str) -> None
 def test_the_columns_share_one_scroll(looks: Looks) -> None:
     """No part of a wide page scrolls up and down by itself."""
     assert looks.wide.scrolling == []
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_drawings_keep_a_distance_from_the_edges(walk: Open, width: int) -> None:
+    """At the opening of a chapter and beside a section."""
+    gaps = show(walk("flat.html"), width).eval_on_selector_all(
+        "figure.drawing",
+        """all => all.map(one => {
+            const inner = one.getBoundingClientRect(), outer = one.parentElement.getBoundingClientRect();
+            return Math.min(inner.left - outer.left, outer.right - inner.right);
+        })""",
+    )
+    assert len(gaps) > 1
+    assert min(gaps) >= 12
 
 
 @pytest.mark.nightly
