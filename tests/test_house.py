@@ -92,11 +92,8 @@ SMALL = {
 }
 # Modules that one other module imports, and that are no chapter of the book.
 OF_ONE = {
-    "labs/lessons/around_a_ring.py": "the second half of a lab's answers",
-    "labs/lessons/checkpointing_plan.py": "the second half of a lab's answers",
     "labs/lessons/fifty_lines_compared.py": "a part of a lab's answers, which the others call",
-    "labs/lessons/fifty_lines_vector.py": "a part of a lab's answers, which the others call",
-    "labs/lessons/resumed_runs.py": "runs that a lab starts as programs",
+    "labs/lessons/messages.py": "what the checks of a lab share",
     "finetune_neox/finetune.py": "what the door of the program opens",
     "check/check_command.py": "what the door of the program opens",
 }
