@@ -120,12 +120,12 @@ OWNERS = {
         "computed": "zero/hooks.py",
         "inputs": "zero/hooks.py",
         "pair": "zero/hooks.py",
+        "to_prefetch": "zero/hooks.py zero/scheduler.py",
     },
     ("zero/hooks.py", "Hooks"): {
         "backward_use": "zero/scheduler.py",
         "expected": "training/whole.py zero/scheduler.py",
         "owes": "zero/scheduler.py",
-        "to_prefetch": "zero/scheduler.py",
     },
     ("zero/scheduler.py", "Scheduler"): {
         "going_on": "zero/scheduler.py",

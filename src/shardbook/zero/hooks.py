@@ -86,12 +86,15 @@ class Use:
         the forward pass computed with
     :param pair: [the hooks](demand.py#Pair) through which autograd saves tensors in
         this forward pass
+    :param to_prefetch: whether the units that come next in the backward pass are still to
+        be prefetched
     """
 
     start: int
     inputs: set[Any] = field(default_factory=set)
     computed: Computed = NEVER
     pair: Pair | None = None
+    to_prefetch: bool = False
 
 
 class Hooks:
@@ -137,9 +140,6 @@ class Hooks:
         # code between them.
         before = not_compiled(self.before_forward)
         after = not_compiled(self.after_forward)
-        # Whether the units that come next in the backward pass are still to be
-        # prefetched.
-        self.to_prefetch = False
         # The whole parameters refer to this object weakly, as [to their
         # vector](flat.py#Flat.take).
         stored = partial(Hooks.gradient_stored, weakref.proxy(self))
@@ -284,7 +284,7 @@ class Hooks:
         self.scheduler.open(self, number)
         self.backward_use = use
         self.owes = True
-        self.to_prefetch = True
+        use.to_prefetch = True
         self.unit.wait()
         # Autograd has saved the views that it needs of the parameters. But a
         # checkpointed part inside the module is recomputed from the modules'
@@ -309,11 +309,12 @@ class Hooks:
         weights outside of the module. Then the exchange is due at the end of the
         backward pass.
         """
-        if self.backward_use is None and not self.owes:
+        use = self.backward_use
+        if use is None and not self.owes:
             self.scheduler.open(self, YOUNGEST)
             self.owes = True
-        if self.to_prefetch:
-            self.scheduler.backward_began(self)
+        if use is not None and use.to_prefetch:
+            self.scheduler.backward_began(self.unit, use)
 
     @machinery
     def after_backward(self, use: Use, *_: Any) -> None:
@@ -331,8 +332,8 @@ class Hooks:
         if self.backward_use is not use:
             return
         self.backward_use = None
-        if self.to_prefetch:
-            self.scheduler.backward_began(self)
+        if use.to_prefetch:
+            self.scheduler.backward_began(self.unit, use)
         self.unit.free()
         self.expected = max(0, self.expected - 1)
         if self.expected == 0:
@@ -353,7 +354,6 @@ class Hooks:
         arrived there. The other ranks would wait for it.
         """
         self.backward_use = None
-        self.to_prefetch = False
         self.expected = 0
         # A backward pass may run inside the forward pass of the same unit. Then the
         # unit stays whole for the rest of that forward pass.

@@ -269,7 +269,7 @@ class Scheduler:
         if hooks not in self.passes[task]:
             self.passes[task].append(hooks)
 
-    def backward_began(self, hooks: Hooks) -> None:
+    def backward_began(self, unit: Unit, use: Use) -> None:
         """Prefetch the units whose backward passes run next, once this unit has stored
         its first gradient.
 
@@ -279,10 +279,10 @@ class Scheduler:
         pass ends. A unit that expects no more backward passes is left out, because it
         would be gathered in vain.
         """
-        hooks.to_prefetch = False
-        if not hooks.unit.filled:
+        use.to_prefetch = False
+        if not unit.filled:
             return
-        self.back.reach(hooks.unit)
+        self.back.reach(unit)
         following = [
             other
             for other in self.back.ahead(self.prefetch.depth)
