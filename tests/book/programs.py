@@ -389,6 +389,36 @@ def scattered(stage: int) -> None:
             module.current_stream(device).wait_stream(third)
 
 
+def alternated(stage: int, **options: Any) -> None:
+    """The second micro-batch computes on another stream than the first, and uses what that one has gathered.
+
+    So does an evaluation in full precision, whose memory is used again afterwards.
+    """
+    training = Training(stage, **options)
+    device = training.device
+    module = torch.get_device_module(device)
+    home, side = module.current_stream(device), module.Stream(device)
+    for _ in range(STEPS):
+        side.wait_stream(home)
+        with no_sync(training.model):
+            training.loss().backward()
+        with module.stream(side):
+            training.loss().backward()
+        home.wait_stream(side)
+        training.update()
+        with full_precision(training.model):
+            side.wait_stream(home)
+            with module.stream(side), torch.no_grad():
+                training.loss()
+        torch.ones(WIDTH, device=device)
+        home.wait_stream(side)
+
+
+def alternated_low(stage: int) -> None:
+    """The same in 16 bits."""
+    alternated(stage, policy=Policy(param_dtype=torch.bfloat16))
+
+
 def saved(stage: int) -> None:
     """The state is saved and loaded between the steps."""
     training = Training(stage)
@@ -559,6 +589,8 @@ MODES: list[Mode] = [
     rerouted,
     unequal,
     scattered,
+    alternated,
+    alternated_low,
     saved,
     failed,
     scaled,

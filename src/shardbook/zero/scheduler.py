@@ -215,10 +215,9 @@ class Scheduler:
         After a unit that runs outside of the model's forward pass nothing is gathered
         ahead. If it is called by itself, an optimizer may change the weights before
         the prefetched unit is used. If it is recomputed inside the backward pass,
-        the unit that follows it in the forward pass has just been freed. And a unit that
-        is never filled needs no prefetch.
+        the unit that follows it in the forward pass has just been freed.
         """
-        if not self.calls.calls or not unit.filled or in_backward():
+        if not self.calls.calls or in_backward():
             return
         expected = self.route.reach(unit)
         following = list(self.route.ahead(self.prefetch.depth))
@@ -231,8 +230,6 @@ class Scheduler:
 
     def forward_ended(self, unit: Unit) -> None:
         """Record the order of the forward pass, which the backward pass reads from its end."""
-        if not unit.filled:
-            return
         self.ended.append(unit)
         # After an evaluation with gradients enabled, no backward pass empties the list,
         # so its length is limited.
@@ -280,8 +277,6 @@ class Scheduler:
         would be gathered in vain.
         """
         use.to_prefetch = False
-        if not unit.filled:
-            return
         self.back.reach(unit)
         following = [
             other
@@ -519,7 +514,7 @@ class Prefetch:
             on_the_way = (u.nbytes for u in units if u.state is State.GATHERING)
             room = self.limit - sum(on_the_way)
         for unit in following:
-            if unit.state is State.SHARDED:
+            if unit.filled and unit.state is State.SHARDED:
                 if self.limit is not None:
                     room -= unit.nbytes
                 # Ranks must gather in the same order. So a small unit does not overtake

@@ -66,7 +66,7 @@ at an aligned address. Hence $P_u \ge \Psi_u$.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -286,6 +286,8 @@ class Unit:
 
     def wait(self) -> None:
         """Wait until the unit is whole; its state becomes `WHOLE`."""
+        # A unit that is still filled may have been gathered for another stream.
+        compute_stream(self.home)
         self.gather()
         if self.state is State.GATHERING:
             with label("wait for", self.name):
@@ -376,8 +378,8 @@ class Unit:
             for flat in self.flats:
                 set_class(flat.whole, Freed)
                 resize(flat.full, 0)
-            give_back(self.home)
             self.fresh = False
+        give_back(self.home)
 
     def expire(self) -> None:
         """Fill `full` again before the next use, because ranks may have stepped.
@@ -601,15 +603,10 @@ class Bundle:
             with lead.device.stream(lead.reduce_stream):
                 lead.order.watch(mean.works)
                 piece = mean.advance()
-                if piece is not None and not lead.splits.optimizer:
-                    # The vector that was sent is no longer needed, so it receives the
-                    # whole mean.
-                    group = lead.groups.shards
-                    all_gather(self.rows, piece, group=group).wait()
+                parts = None if piece is None else self.parts(piece)
             compute_stream(lead.home).wait_stream(lead.reduce_stream)
-            if piece is not None:
-                for flat, part in zip(self.flats, self.parts(piece), strict=True):
-                    flat.receive(move_out(part) if flat.offloaded else part)
+            for flat, part in zip(self.flats, parts or (), strict=bool(parts)):
+                flat.receive(part)
             resize(self.rows, 0)
         give_back(lead.home)
         if piece is None:
@@ -620,19 +617,24 @@ class Bundle:
                 unit.usage = None
         return False
 
-    def parts(self, piece: Tensor) -> Iterator[Tensor]:
+    def parts(self, piece: Tensor) -> list[Tensor]:
         """The part of the mean that each vector receives, in memory of its own.
 
         :param piece: this rank's pieces of the mean, side by side
         """
-        sizes = [flat.layout.shard_numel for flat in self.flats]
+        whole = piece.view(1, -1)
         if self.lead.splits.optimizer:
             resize(self.rows, 0)
-            yield from (part.clone() for part in piece.split(sizes))
-            return
-        rows = self.rows.view(self.flats[0].layout.world_size, -1)
-        for part in rows.split(sizes, dim=1):
-            yield part.clone(memory_format=torch.contiguous_format).view(-1)
+        else:
+            # The vector that was sent is no longer needed, so it receives the whole mean.
+            all_gather(self.rows, piece, group=self.lead.groups.shards).wait()
+            whole = self.rows.view(self.flats[0].layout.world_size, -1)
+        sizes = [flat.layout.shard_numel for flat in self.flats]
+        parts = [
+            part.clone(memory_format=torch.contiguous_format).view(-1)
+            for part in whole.split(sizes, dim=1)
+        ]
+        return [move_out(part) for part in parts] if self.flats[0].offloaded else parts
 
 
 # The most bytes of gradients that are exchanged together. While they are put side by side,

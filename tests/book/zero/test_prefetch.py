@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import ranks
 from shardbook.zero.scheduler import Prefetch, Route, Scheduler
 from shardbook.zero.unit import State
 
@@ -130,3 +131,33 @@ def test_a_program_that_only_evaluates_is_remembered_for_64_passes() -> None:
         chain.forward_ended(units[count % 3])
         assert len(chain.ended) == min(count, 128)
     assert chain.ended[-1] is units[400 % 3]
+
+
+def orders() -> list[list[str]]:
+    """The order of the units of a model that has registered its layers in another one, in each stage."""
+    import torch
+
+    from shardbook import shard
+    from shardbook.zero.scheduler import scheduler_of
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last, self.first = (torch.nn.Linear(2, 2) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.last(self.first(x))
+            return result
+
+    found = []
+    for stage in range(4):
+        model = shard(Model(), units=torch.nn.Linear, stage=stage)
+        model(torch.ones(1, 2))
+        found.append([unit.name for unit in scheduler_of(model).orders[True]])
+    return found
+
+
+def test_the_order_of_the_units_is_known_in_each_stage_also_where_nothing_is_gathered() -> None:
+    """Messages tell by it which unit comes first in the backward pass."""
+    (found,) = ranks.run(1, orders)
+    assert found == [["first", "last"]] * 4

@@ -64,6 +64,7 @@ WITNESSES = [
         "0-paired",
         "1-paired",
         "0-saved",
+        "1-alternated_low",
         "failed_on_a_mesh",
         "parted",
         "streamed",
