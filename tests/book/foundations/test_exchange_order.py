@@ -61,6 +61,11 @@ def play(order: Order, passes: Sequence[Pass], group: Any = None) -> list[str]:
     return started
 
 
+class Unawaited(dist.Work):
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        raise AssertionError
+
+
 def refused(order: Order, passes: Sequence[Pass], group: Any = None) -> str:
     """What a rank says instead of finishing these passes, now and in the next step."""
     with pytest.raises(Disagreement) as caught:
@@ -68,6 +73,10 @@ def refused(order: Order, passes: Sequence[Pass], group: Any = None) -> str:
     with pytest.raises(Disagreement) as again:
         play(order, STEP, group)
     assert str(again.value) == str(caught.value)
+    # Nor is an exchange awaited that is still under way.
+    with pytest.raises(Disagreement) as at_once:
+        order.watch([Unawaited()])
+    assert str(at_once.value) == str(caught.value)
     return str(caught.value)
 
 
