@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.distributed import init_device_mesh
 
 import ranks
+from book.programs import exchanged_together
 from shardbook.foundations.collectives import Groups, PendingGather, PendingReduce
 from shardbook.zero.flat import Flat
+from shardbook.zero.unit import bundles
 
 DATA = torch.arange(8.0).view(2, 4)
 
@@ -168,3 +174,22 @@ def what_was_sent_is_freed() -> None:
 
 def test_of_a_vector_that_was_sent_no_memory_stays_even_if_somebody_refers_to_it() -> None:
     ranks.run(2, what_was_sent_is_freed)
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from([None, (torch.float32,), (torch.float16,)]))))
+def test_neighbours_of_one_kind_are_exchanged_together_as_far_as_there_is_room(
+    kinds: list[tuple[int, tuple[torch.dtype, ...] | None]],
+) -> None:
+    def unit_of(size: int, kind: Any) -> Any:
+        flat = SimpleNamespace(layout=SimpleNamespace(padded=size), sends_in=torch.float32)
+        return SimpleNamespace(kind=kind, pending=[flat], nbytes=4 * size)
+
+    units = [unit_of(*each) for each in kinds]
+    with exchanged_together(20):
+        groups = bundles(units)
+    assert [each for group in groups for each in group] == units
+    nbytes = [sum(each.nbytes for each in group) for group in groups]
+    for group, size in zip(groups, nbytes, strict=True):
+        assert len(group) == 1 or (size <= 20 and {each.kind for each in group} == {group[0].kind} - {None})
+    for (one, after), size in zip(pairwise(groups), nbytes, strict=False):
+        assert one[0].kind is None or one[0].kind != after[0].kind or size + after[0].nbytes > 20
