@@ -116,18 +116,19 @@ step](forecast.py), [The peak of a
 construction](planner.py#module/the-peak-of-a-construction).
 
 **Saving and loading**: [Cutting a slice into
-boxes](schema.py#module/cutting-a-slice-into-boxes), [What a rank stores in a
+boxes](file_formats.py#module/cutting-a-slice-into-boxes), [What a rank stores in a
 checkpoint](optimizer_entries.py#module/what-a-rank-stores-in), [Sharded
 checkpoints](sharded.py), [The files of a sharded
 checkpoint](sharded.py#module/the-files-of-a-sharded), [Checksums of a checkpoint's
 elements](together.py#module/checksums-of-a-checkpoints-elements), [Reading a
 checkpoint's index without running a
-pickle](schema.py#module/reading-a-checkpoints-index-without), [Buffers and random
+pickle](file_formats.py#module/reading-a-checkpoints-index-without), [Buffers and random
 states of each rank](run_state.py#module/buffers-and-random-states-of), [Parameters and
 optimizer state in checkpoints](optimizer_entries.py), [Object states as
-JSON](schema.py#module/object-states-as-json), [The state of a run](run_state.py), [The
-list of a checkpoint's files](together.py#module/the-list-of-a-checkpoints), [The file
-formats of a checkpoint](schema.py), [Asynchronous
+JSON](file_formats.py#module/object-states-as-json), [The state of a run](run_state.py),
+[The list of a checkpoint's files](together.py#module/the-list-of-a-checkpoints), [The
+file formats of a checkpoint](file_formats.py), [What the files of a checkpoint may
+say](schema.py), [Asynchronous
 checkpoints](folder_names.py#module/asynchronous-checkpoints), [Failed ranks and damaged
 files](together.py), [A folder of checkpoints](checkpoints.py), [Saving a model as
 safetensors](model_folder.py), [Model folders and asynchronous

@@ -59,7 +59,7 @@ def ways() -> dict[str, tuple[Run, Plan | None]]:
     return {
         "no checkpoint": (lambda model: model(TOKENS), everything),
         "one around the model": (lambda model: checkpoint(model, TOKENS), whole),
-        "[four equal segments](sequential.py), the last kept": (
+        "[four equal segments](#module/checkpointing-a-chain-in-segments), the last kept": (
             lambda model: checkpoint_sequential(model, 4, TOKENS, balanced=True),
             four,
         ),

@@ -581,10 +581,11 @@ def observed(function: Callable[P, R]) -> Callable[P, R]:
 # profile.export_chrome_trace("step.json")
 # ```
 #
-# All stages use the same labels. In stages 1 and 2 the second `gather` of a step sends
-# nothing, and only in stage 3 does `free` free memory. A label covers time on the host.
-# On a GPU the trace shows the work that was queued under a label beside it, on the stream
-# on which this work runs.
+# All stages use the same labels, but [small units that exchange together](unit.py#Bundle)
+# have one `reduce`. In stages 1 and 2 the second `gather` of a step sends nothing, and only
+# in stage 3 does `free` free memory. A label covers time on the host. On a GPU the trace
+# shows the work that was queued under a label beside it, on the stream on which this work
+# runs.
 #
 # PyTorch's `record_function` costs several microseconds for each block even if no
 # profiler runs, and each block is an operation that other programs may be watching. So a

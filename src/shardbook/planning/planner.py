@@ -173,7 +173,10 @@ def own_bytes(
             # less than a tenth of them.
             together = min(every[kind], BUNDLE // policy.sends_in(kind[1]).itemsize)
             freed = 9 * (extra or 0) // 10
-            more = max(more, together * vectors * collected - freed)
+            # A rank that receives the pieces of all others adds them up in one more.
+            count = layouts[0].world_size
+            piece = together // count if count > 2 and together > padded else 0
+            more = max(more, (together * vectors + piece) * collected - freed)
         in_flight += more
     # Two more means are exchanged [with the other
     # copies](scheduler.py#Scheduler.advance), each with memory for the received pieces.

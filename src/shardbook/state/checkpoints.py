@@ -58,6 +58,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from shardbook.foundations.collectives import world
+from shardbook.state.file_formats import Damaged
 from shardbook.state.folder_names import Background
 from shardbook.state.optimizer_entries import Stretch
 from shardbook.state.run_state import (
@@ -67,7 +68,6 @@ from shardbook.state.run_state import (
     load_run,
     state_of,
 )
-from shardbook.state.schema import Damaged
 from shardbook.state.sharded import Reader, write
 from shardbook.state.together import (
     WHOLE,

@@ -41,8 +41,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from shardbook.state.file_formats import reading, schema
 from shardbook.state.optimizer_entries import MODEL, Stretch
-from shardbook.state.schema import reading, schema
 from shardbook.state.tensor_file import Named, Place, places_in
 
 __all__ = [

@@ -63,6 +63,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from shardbook.foundations.collectives import world
 from shardbook.foundations.torch_private import lasting_buffers, own_parameters
+from shardbook.state.file_formats import Damaged, reading, schema
 from shardbook.state.folder_names import (
     INDEX,
     Rename,
@@ -76,7 +77,6 @@ from shardbook.state.folder_names import (
 )
 from shardbook.state.optimizer_entries import MODEL, OPTIMIZER, Stretch, stretches
 from shardbook.state.run_state import buffers, come_together, note_changes, take_apart
-from shardbook.state.schema import Damaged, reading, schema
 from shardbook.state.sharded import Reader
 from shardbook.state.tensor_file import Named, Place, fill, laid_out, new_room, pour
 from shardbook.state.together import flush_folder, on_each, on_first, refuse_unshared

@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 
 from shardbook.foundations.collectives import Groups, world
 from shardbook.foundations.torch_private import as_plain
-from shardbook.state.schema import Box, boxes, plain, restored
+from shardbook.state.file_formats import Box, boxes, plain, restored
 from shardbook.training.optimizer_state import (
     Slice,
     kept_by_absent,
@@ -279,7 +279,7 @@ class Stretch:
         return Stretch(self.names, self.shape, self.start + first, part)
 
     def views(self) -> Iterator[tuple[Box, Tensor]]:
-        """The [boxes](schema.py#module/cutting-a-slice-into-boxes) of the stretch, each with
+        """The [boxes](file_formats.py#module/cutting-a-slice-into-boxes) of the stretch, each with
         its elements in the shape of the box.
         """
         at = 0

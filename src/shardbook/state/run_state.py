@@ -50,6 +50,14 @@ from shardbook.foundations.collectives import world
 from shardbook.foundations.rng import Source, capture
 from shardbook.foundations.rng import write as set_generator
 from shardbook.foundations.torch_private import as_plain, lasting_buffers
+from shardbook.state.file_formats import (
+    Damaged,
+    plain,
+    reading,
+    reason,
+    restored,
+    schema,
+)
 from shardbook.state.folder_names import refuse_extra_state
 from shardbook.state.optimizer_entries import (
     MODEL,
@@ -62,7 +70,6 @@ from shardbook.state.optimizer_entries import (
     wanted_state,
     with_rest,
 )
-from shardbook.state.schema import Damaged, plain, reading, reason, restored, schema
 from shardbook.state.sharded import Reader, read, write
 from shardbook.state.together import on_each, on_first
 from shardbook.training.optimizer_state import groups_as_text
@@ -133,7 +140,7 @@ def save_run(
     :param optimizer: the optimizer of the model's parameters
     :param others: other objects with a state that is the same on every rank
     :raises ValueError: if a state is more than
-        [data](schema.py#module/object-states-as-json), or a module has extra state
+        [data](file_formats.py#module/object-states-as-json), or a module has extra state
     :raises RuntimeError: if gradients of a micro-batch were not exchanged yet, because
         they would be lost
     :raises Disagreement: if another rank does something else

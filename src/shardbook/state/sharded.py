@@ -7,7 +7,7 @@ Four ranks save a matrix of 8 rows, two rows each. Later three ranks load it, an
 needs the first 22 elements. If the matrix has 8 columns, they are in the file of the
 first rank (rows 0 and 1) and in that of the second (6 elements of row 2). PyTorch's
 distributed checkpoint finds this out. It writes files in parallel, keeps an index of
-all [boxes](schema.py#module/cutting-a-slice-into-boxes), and searches the index for
+all [boxes](file_formats.py#module/cutting-a-slice-into-boxes), and searches the index for
 boxes that overlap.
 
 PyTorch calls a *planner* to learn what a rank writes or reads, and [a writer or a
@@ -71,8 +71,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from shardbook.foundations.torch_private import StorageInfo
+from shardbook.state.file_formats import Box, Damaged, index_of, reading
 from shardbook.state.optimizer_entries import Stretch
-from shardbook.state.schema import Box, Damaged, index_of, reading
 from shardbook.state.tensor_file import new_room
 from shardbook.state.together import WHOLE, Archives, Pieces, contents, on_each, take
 

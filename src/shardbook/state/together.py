@@ -44,7 +44,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from shardbook.foundations.collectives import world
-from shardbook.state.schema import Damaged, reading, schema
+from shardbook.state.file_formats import Damaged, reading, schema
 from shardbook.state.tensor_file import PIECE, as_tensor, new_room
 
 if TYPE_CHECKING:

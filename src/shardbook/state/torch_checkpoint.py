@@ -16,7 +16,7 @@ load_torch_checkpoint(model, "weights.pt")
 ```
 
 Both forms contain pickles, and a pickle can run any code. So the index of a folder may
-name [a dozen classes](schema.py#module/reading-a-checkpoints-index-without) only.
+name [a dozen classes](file_formats.py#module/reading-a-checkpoints-index-without) only.
 Everything else is read with `weights_only=True`: PyTorch then creates tensors, numbers
 and containers, and refuses any other name.
 
@@ -44,6 +44,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from shardbook.state.file_formats import reading, schema
 from shardbook.state.folder_names import Rename, renamed, some, wanted
 from shardbook.state.model_folder import REFUSED, Foreign, group_settings
 from shardbook.state.optimizer_entries import (
@@ -62,7 +63,6 @@ from shardbook.state.run_state import (
     refuse_waiting,
     take_apart,
 )
-from shardbook.state.schema import reading, schema
 from shardbook.state.sharded import read
 from shardbook.state.tensor_file import Named
 from shardbook.state.together import on_each, on_first

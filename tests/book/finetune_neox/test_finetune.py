@@ -231,7 +231,7 @@ def test_a_run_that_goes_on_ends_with_the_same_bits(home: Path, tmp_path: Path) 
     assert changed(tmp_path / "alone", tmp_path / "parts") == []
     assert changed(tmp_path / "alone", tmp_path / "ended") == []
     # What is frozen is no part of a checkpoint.
-    from shardbook.state.schema import index_of
+    from shardbook.state.file_formats import index_of
 
     held = index_of(tmp_path / "run" / "step-00000006").state_dict_metadata
     names = [name for name in held if name.startswith("model.")]

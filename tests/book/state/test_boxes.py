@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardbook.state.schema import boxes
+from shardbook.state.file_formats import boxes
 
 SHAPES = st.lists(st.integers(0, 5), max_size=4)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardbook.state.schema import Damaged
+from shardbook.state.file_formats import Damaged
 from shardbook.state.tensor_file import new_room
 from shardbook.state.together import Archives, Pieces, take
 

@@ -301,7 +301,7 @@ def test_gradients_that_wait_are_not_lost_in_silence(tmp_path: Path) -> None:
 def test_the_checkpoint_of_a_stranger_runs_nothing(tmp_path: Path) -> None:
     import pickle
 
-    from shardbook.state.schema import Damaged, index_of
+    from shardbook.state.file_formats import Damaged, index_of
 
     class Evil:
         def __reduce__(self) -> Any:
