@@ -202,6 +202,15 @@ def weights_of_a_later_step_are_refused() -> None:
             model[0].left.backward()
 
 
+def new_data_for_a_freed_weight_are_refused() -> None:
+    kept: list[nn.Parameter] = []
+    model, _ = alone(lambda block, x: kept.append(block.linear.weight) or block.linear(x))
+    model(INPUT)
+    kept[0].data = torch.zeros_like(kept[0])
+    with pytest.raises(RuntimeError, match=r"0.linear.weight in unit 0 has left its shard"):
+        model(INPUT)
+
+
 def reading_a_node_is_refused() -> None:
     model, _ = alone(lambda block, x: block.linear(x).sin())
     y = model(INPUT.clone().requires_grad_())
@@ -427,6 +436,7 @@ CASES = [
     nothing_stays_after_a_leak,
     two_backward_passes,
     weights_of_a_later_step_are_refused,
+    new_data_for_a_freed_weight_are_refused,
     reading_a_node_is_refused,
     an_interrupt_leaves_no_hooks,
     an_error_leaves_no_hooks,
