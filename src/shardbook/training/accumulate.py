@@ -278,7 +278,8 @@ def step_in_backward(
             steppers.append(Stepper(make_optimizer(parameters)))
             unit.after_reduce.append(steppers[-1])
             # Autograd's graph ends in the whole parameters, where `refuse_to_scale`
-            # finds the mark.
+            # finds the mark. The model's own have [the same
+            # attributes](whole_parameter.py#match).
             for whole in (whole for flat in unit.trainable for whole in flat.whole):
                 setattr(whole, _STEPS_WITH, steppers[-1].optimizer)
     return tuple(stepper.optimizer for stepper in steppers)
@@ -305,9 +306,6 @@ class Stepper:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                setattr(parameter, _STEPS_WITH, optimizer)
 
     def __call__(self, unit: Unit) -> None:
         """Step, and drop the gradients."""

@@ -6,7 +6,9 @@ A unit stores its parameters in flat vectors, one for each kind of parameter, so
 one exchange moves many parameters. Each vector has three forms. `full` is the whole
 vector of $P_u$ elements. `whole` are the parameters in their original shapes, as views
 into `full`. And `shard` is what this rank keeps between uses, in most stages the $S_u$
-elements of its own part. [The second half of this chapter](#Flat.gradients) adds the gradients.
+elements of its own part. Under a 16-bit policy `full` holds [copies of the
+masters](#Flat/master-weights). [The second half of this chapter](#Flat.gradients) adds
+the gradients.
 
 | when | what happens |
 |---|---|
@@ -408,9 +410,9 @@ class Flat:
     #
     # Autograd finishes the gradients of a unit one after the other, each in a tensor of its
     # own. If each gradient were exchanged separately, there would be one message for each
-    # parameter, and most messages would be small. This chapter collects the gradients in one
-    # vector of $P_u$ elements, `grad_full`, which is laid out like [the parameters](flat.py).
-    # One exchange then averages all of them. Afterwards the mean becomes the `.grad` of the
+    # parameter, and most messages would be small. So the gradients are collected in one
+    # vector of $P_u$ elements, `grad_full`, which is laid out like `full`. One exchange then
+    # averages all of them. Afterwards the mean becomes the `.grad` of the
     # model's own parameters, where an optimizer reads it.
     #
     # | moment | `grad_full` | `sending` | `parameters[i].grad` |

@@ -11,6 +11,12 @@ raises one.
 PyTorch calls a hook before each step of each optimizer. The hook costs a loop over the
 parameters, and no message. Before the first step it also [tries the
 optimizer](optimizer_trial.py).
+
+A step can also come at a wrong time. After [a pass that was
+interrupted](#module/interrupted-forward-and-backward-passes) it would use unfinished
+gradients, and [between a forward pass and its backward
+pass](#module/weights-that-change-before-the) it would change the weights. Both are
+refused.
 """
 
 from __future__ import annotations

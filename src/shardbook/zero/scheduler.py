@@ -26,10 +26,12 @@ backward passes under way. The hooks of each unit call it at these moments:
 | | [exchanges](#Scheduler.settle) what is still due, and [waits](#Scheduler.complete) for it |
 | | [frees](#Scheduler.release) units that were prefetched in vain |
 
-The scheduler also [gathers units before they are needed](#Scheduler.forward_began). All
-ranks run the same program, so they
-issue the same exchanges in the same order, and each exchange meets its partners. [A
-check](exchange_order.py) makes sure of that.
+The scheduler also gathers units [before they are
+needed](#module/prefetching-the-next-unit). And before a new pass begins, it [clears
+up](#module/clearing-up-before-the-next) what a failed pass has left.
+
+All ranks run the same program, so they issue the same exchanges in the same order, and
+each exchange meets its partners. [A check](exchange_order.py) makes sure of that.
 """
 
 from __future__ import annotations
@@ -597,8 +599,8 @@ OURS = ("shardbook.", "torch.")
 # exception leaves something behind: units that are whole, gradients of half a backward
 # pass, or an exchange that the other ranks may never join. [Another
 # chapter](optimizer_guard.py#module/interrupted-forward-and-backward-passes) says how
-# and when a failure is detected. This chapter removes its remains when the next forward
-# or backward pass begins.
+# and when a failure is detected. Its remains are removed when the next forward or
+# backward pass begins.
 #
 # Even after a step without a failure, no unit relies on parameters that it gathered
 # earlier, because another rank's optimizer may have stepped since.

@@ -230,12 +230,12 @@ class Unit:
         }
 
     def match_sites(self) -> None:
-        """Note the counterpart of each site's parameter.
+        """Note the whole parameter of each site.
 
-        Tied sites name one parameter. They get the same counterpart, so they stay tied.
+        Tied sites name one parameter. They get the same whole one, so they stay tied.
         """
         counterpart = self.counterpart
-        self.counterparts = [counterpart[site.parameter] for site in self.sites]
+        self.wholes = [counterpart[site.parameter] for site in self.sites]
 
     @property
     def nbytes(self) -> int:
@@ -330,10 +330,8 @@ class Unit:
                 if self.compiled:
                     set_class(flat.whole, nn.Parameter)
                 flat.use(whole)
-        for site, own, counterpart in zip(
-            self.sites, self.owners, self.counterparts, strict=True
-        ):
-            parameter = counterpart if whole else site.parameter
+        for site, own, one in zip(self.sites, self.owners, self.wholes, strict=True):
+            parameter = one if whole else site.parameter
             # In a plain module it is enough to change the dictionary of parameters. A
             # module with a `__setattr__` of its own, such as a recurrent layer, must see
             # the change, or it would compute with the old parameter.
