@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from shardbook import shard
+from shardbook import Prefetch, shard
 
 WIDTH, BATCH = 64, 8
 
@@ -43,6 +43,7 @@ CONTENDERS: dict[str, Callable[[nn.Module], nn.Module]] = {
         f"stage_{stage}": lambda model, stage=stage: shard(model, stage=stage, units=Layer)  # type: ignore[misc]
         for stage in range(4)
     },
+    "together": lambda model: shard(model, units=Layer, prefetch=Prefetch(together=2**20)),
 }
 
 
@@ -73,8 +74,8 @@ def ratios(took: dict[str, float]) -> dict[str, float]:
     """The time of each stage's step over that of each peer, and over the next stage's."""
     stages = {name: took[name] for name in took if name.startswith("stage_")}
     over = {
-        f"small_{name}_{peer}": each / took[peer]
-        for name, each in stages.items()
+        f"small_{name}_{peer}": took[name] / took[peer]
+        for name in (*stages, "together")
         for peer in ("ddp", "fsdp2")
     }
     following = zip(stages, list(stages.items())[1:], strict=False)

@@ -216,9 +216,10 @@ def test_small_units_are_measured_beside_their_peers() -> None:
     assert all(each > 0 for each in took.values())
     ratios = small_units.ratios(took)
     assert ratios["small_stage_0_ddp"] == took["stage_0"] / took["ddp"]
+    assert ratios["small_together_fsdp2"] == took["together"] / took["fsdp2"]
     assert ratios["small_stage_2_stage_3"] == took["stage_2"] / took["stage_3"]
     assert len(ratios) == 11
-    assert len(small_units.table(took).splitlines()) == 7
+    assert len(small_units.table(took).splitlines()) == 8
 
 
 @pytest.mark.nightly

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shardbook import (
     Policy,
+    Prefetch,
     ShardedGradScaler,
     clip_grad_norm_,
     clip_grad_value_,
@@ -36,7 +37,7 @@ from shardbook.streaming.streaming import stream
 from shardbook.training.accumulate import step_in_backward
 from shardbook.training.optimizer_state import optimizer_state_dict
 from shardbook.training.whole import full_precision
-from shardbook.zero import unit
+from shardbook.zero import scheduler
 
 STEPS, WIDTH, VOCABULARY = 3, 24, 16
 
@@ -212,11 +213,11 @@ def narrow(stage: int) -> None:
 @contextmanager
 def exchanged_together(nbytes: int) -> Iterator[None]:
     """In this block so many bytes of small units are exchanged together."""
-    before, unit.BUNDLE = unit.BUNDLE, nbytes
+    before, scheduler.BUNDLE = scheduler.BUNDLE, nbytes
     try:
         yield
     finally:
-        unit.BUNDLE = before
+        scheduler.BUNDLE = before
 
 
 def separate(stage: int) -> None:
@@ -231,6 +232,17 @@ def paired(stage: int) -> None:
     with exchanged_together(3_500):
         for _ in range(STEPS):
             training.step(micro_batches=2)
+
+
+def together(stage: int) -> None:
+    """Two blocks are gathered in one exchange; in between, with the masters."""
+    policy = Policy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
+    prefetch = Prefetch(1, together=3_500)
+    training = Training(stage, policy=policy, prefetch=prefetch)
+    for _ in range(STEPS):
+        training.step(micro_batches=2)
+        with full_precision(training.model):
+            training.loss()
 
 
 def low(stage: int) -> None:
@@ -577,6 +589,7 @@ MODES: list[Mode] = [
     narrow,
     separate,
     paired,
+    together,
     low,
     offloaded,
     offloaded_low,

@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from shardbook.foundations.collectives import Mean, PendingGather
+from shardbook.foundations.collectives import Mean, PendingGather, PendingPart
 from shardbook.foundations.exchange_order import Order
 from shardbook.foundations.hook_context import machinery
 from shardbook.foundations.layout import Layout, flatten, views
@@ -111,7 +111,7 @@ class Flat:
         # `full` and its parameters as they usually are, while `full` has the masters'
         # dtype.
         self.usual: tuple[Tensor, tuple[nn.Parameter, ...]] | None = None
-        self.gathering: PendingGather | None = None
+        self.gathering: PendingGather | PendingPart | None = None
         # The number of optimizer steps and of loads.
         self.changes = 0
         # Whether an optimizer's step has removed [the guard](access.py) from the

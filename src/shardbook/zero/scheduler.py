@@ -62,7 +62,16 @@ from shardbook.zero.refusals import (
     refuse_transforms,
     refuse_unowned_in,
 )
-from shardbook.zero.unit import Bundle, State, Unit, bundles
+from shardbook.zero.unit import (
+    BUNDLE,
+    Bundle,
+    State,
+    Unit,
+    bundles,
+    gather_together,
+    gathered_alike,
+    reduced_alike,
+)
 from shardbook.zero.unused import Usage
 from shardbook.zero.whole_parameter import changed_since_sharding
 
@@ -222,7 +231,7 @@ class Scheduler:
         if not self.calls.calls or in_backward():
             return
         expected = self.route.reach(unit)
-        following = list(self.route.ahead(self.prefetch.depth))
+        following = list(self.route.ahead(self.prefetch.reach))
         if expected is not None:
             self.warn(expected, f"{unit.name} ran")
             for other in self.units:
@@ -282,7 +291,7 @@ class Scheduler:
         self.back.reach(unit)
         following = [
             other
-            for other in self.back.ahead(self.prefetch.depth)
+            for other in self.back.ahead(self.prefetch.reach)
             if self.units[other].expected
         ]
         self.prefetch.start(following, self.units)
@@ -381,7 +390,7 @@ class Scheduler:
         if not self.syncing:
             return
         usage = Usage.at_the_end(self)
-        for units in bundles(usage.late) if usage.late else ():
+        for units in bundles(usage.late, BUNDLE, reduced_alike):
             self.exchange(*units)
         self.late.clear()
         self.complete()
@@ -496,14 +505,26 @@ class Prefetch:
     Each further unit costs the memory of one more unit. With no limit at all every unit
     would be gathered at once, and stage 3 would save no memory.
 
+    In a model of many small units, exchanges are the most of a step. With `together`, a
+    unit takes the small ones that follow [along](unit.py#gather_together) in its own
+    exchange. They are then whole earlier than the depth asks for.
+
     :param depth: the number of units; 0 gathers each unit when it is needed
     :param limit: the largest number of bytes that may be gathered ahead; `None` for no
         limit but the depth
-    :raises ValueError: if the depth or the limit is negative
+    :param together: the most bytes of units that are gathered in one exchange; 0 gathers
+        each unit by itself
+    :raises ValueError: if one of them is negative
     """
 
     depth: int = 1
     limit: int | None = None
+    together: int = 0
+
+    @property
+    def reach(self) -> int:
+        """How many of the units that follow may be gathered ahead."""
+        return sys.maxsize if self.together and self.depth else self.depth
 
     def start(self, following: Iterable[Unit], units: Iterable[Unit]) -> None:
         """Gather the units that follow, as far as depth and limit allow.
@@ -515,21 +536,32 @@ class Prefetch:
         if self.limit is not None:
             on_the_way = (u.nbytes for u in units if u.state is State.GATHERING)
             room = self.limit - sum(on_the_way)
-        for unit in following:
-            if unit.filled and unit.state is State.SHARDED:
+        # The units to gather, and whether each is within the depth.
+        due: dict[Unit, bool] = {}
+        for place, unit in enumerate(following):
+            if place >= self.depth and not due:
+                return
+            if unit.filled and unit.state is State.SHARDED and unit not in due:
                 if self.limit is not None:
                     room -= unit.nbytes
                 # Ranks must gather in the same order. So a small unit does not overtake
                 # a large one that has to wait.
                 if room < 0:
-                    return
-                unit.gather()
+                    break
+                due[unit] = place < self.depth
+        groups = bundles(due, self.together, gathered_alike)
+        for group in groups if self.together else ([unit] for unit in due):
+            if due[group[0]]:
+                gather_together(group)
 
-    # sidelit: depth A depth or a limit that is negative or no whole number.
+    # sidelit: depth A depth or a number of bytes that is negative or no whole number.
 
     def __post_init__(self) -> None:
-        for name, value in (("depth", self.depth), ("limit", self.limit)):
-            if value is not None and (type(value) is not int or value < 0):
+        for name in ("depth", "limit", "together"):
+            value = getattr(self, name)
+            if name == "limit" and value is None:
+                continue
+            if type(value) is not int or value < 0:
                 raise ValueError(
                     f"the {name} of a prefetch is {value!r}, but it must be a whole "
                     "number of at least 0"

@@ -66,7 +66,14 @@ at an aligned address. Hence $P_u \ge \Psi_u$.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import (
+    Callable,
+    Container,
+    Hashable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -74,7 +81,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from shardbook.foundations.collectives import Groups, Mean, all_gather, world
+from shardbook.foundations.collectives import (
+    Groups,
+    Mean,
+    PendingPart,
+    all_gather,
+    all_gather_together,
+    world,
+)
 from shardbook.foundations.exchange_order import Order
 from shardbook.foundations.hook_context import label
 from shardbook.foundations.layout import plan
@@ -92,7 +106,18 @@ from shardbook.zero.whole_parameter import Freed, Whole, set_class
 if TYPE_CHECKING:
     from shardbook.zero.unused import Usage
 
-__all__ = ["BUNDLE", "STAGES", "Bundle", "Stage", "State", "Unit", "bundles"]
+__all__ = [
+    "BUNDLE",
+    "STAGES",
+    "Bundle",
+    "Stage",
+    "State",
+    "Unit",
+    "bundles",
+    "gather_together",
+    "gathered_alike",
+    "reduced_alike",
+]
 
 
 class State(Enum):
@@ -250,8 +275,8 @@ class Unit:
         """
         if self.state is not State.SHARDED:
             return
-        self.owners = refuse_replaced_in(self)
         with label("gather", self.name):
+            self.prepare()
             if self.filled and not self.fresh:
                 self.fetch()
         self.state = State.GATHERING
@@ -259,17 +284,7 @@ class Unit:
     def fetch(self) -> None:
         """Start to fill `full`: copy the masters into it, and gather the other ranks'
         parts.
-
-        In stage 3 its memory is allocated first, on the compute stream. The allocator
-        hands out a block at once, although an earlier computation that is queued on
-        this stream may still read it. For work on the same stream that is safe, because
-        a stream keeps its order.
         """
-        if self.splits.parameters:
-            for flat in self.flats:
-                resize(flat.full, flat.layout.padded)
-        if self.parted:
-            self.order.before("gather", self.name, self.sites[0].name)
         # The gather stream must wait for the compute stream, for two reasons. First,
         # the optimizer's last write to the shard is queued there. Without this wait the
         # other ranks would receive the weights of the step before, and no error would
@@ -283,6 +298,29 @@ class Unit:
                     flat.gathering = all_gather(
                         flat.full, piece, group=self.groups.shards
                     )
+
+    def prepare(self) -> None:
+        """Prepare the modules and `full` for a gather.
+
+        In stage 3 the memory of `full` is allocated, on the compute stream. The allocator
+        hands out a block at once, although an earlier computation that is queued on
+        this stream may still read it. For work on the same stream that is safe, because
+        a stream keeps its order.
+        """
+        self.owners = refuse_replaced_in(self)
+        if not self.filled or self.fresh:
+            return
+        if self.splits.parameters:
+            for flat in self.flats:
+                resize(flat.full, flat.layout.padded)
+        if self.parted:
+            self.order.before("gather", self.name, self.sites[0].name)
+
+    def comes_with(self, parts: Iterable[PendingPart]) -> None:
+        """Note that the unit is being gathered [together with others](#gather_together)."""
+        for flat, part in zip(self.filled, parts, strict=False):
+            flat.gathering = part
+        self.state = State.GATHERING
 
     def wait(self) -> None:
         """Wait until the unit is whole; its state becomes `WHOLE`."""
@@ -470,17 +508,6 @@ class Unit:
             act(self)
         return False
 
-    @property
-    def kind(self) -> tuple[torch.dtype, ...] | None:
-        """What units must have in common to be exchanged [together](#Bundle): the dtypes of
-        one exchange. `None` for a unit that is exchanged by itself.
-        """
-        dtypes = {flat.sends_in for flat in self.pending}
-        alone = self.splits.gradients or self.after_reduce or len(dtypes) != 1
-        # A vector that was frozen when the model was sharded is not cut in stage 1.
-        whole = any(flat.sliced is not self.splits.optimizer for flat in self.pending)
-        return None if alone or whole else tuple(dtypes)
-
     def whole_mean(self, flat: Flat, piece: Tensor) -> Tensor:
         """The whole mean gradient, gathered from the ranks' pieces.
 
@@ -640,21 +667,71 @@ class Bundle:
 BUNDLE = 2**22
 
 
-def bundles(units: Iterable[Unit]) -> list[list[Unit]]:
-    """Cut units into groups whose gradients are exchanged together, in the same order."""
-    groups: list[list[Unit]] = []
+def bundles(
+    units: Iterable[Unit], most: int, alike: Callable[[Unit], tuple[Hashable, int]]
+) -> Iterator[list[Unit]]:
+    """Cut units into groups that are exchanged together, in the same order.
+
+    :param most: the most bytes of a group; a larger unit is a group of its own
+    :param alike: gives what the units of a group have in common, and the bytes of a unit;
+        `None` for a unit that is exchanged by itself
+    """
+    group: list[Unit] = []
     room, kind = 0, None
     for unit in units:
-        nbytes = sum(
-            flat.layout.padded * flat.sends_in.itemsize for flat in unit.pending
-        )
+        before, (kind, nbytes) = kind, alike(unit)
         room -= nbytes
-        before, kind = kind, unit.kind
-        if room < 0 or kind is None or kind != before:
-            groups.append([])
-            room = BUNDLE - nbytes
-        groups[-1].append(unit)
-    return groups
+        if group and (room < 0 or kind is None or kind != before):
+            yield group
+            group = []
+        if not group:
+            room = most - nbytes
+        group.append(unit)
+    if group:
+        yield group
+
+
+def reduced_alike(unit: Unit) -> tuple[Hashable, int]:
+    """What units must have in common whose gradients are exchanged [together](#Bundle)."""
+    dtypes = {flat.sends_in for flat in unit.pending}
+    alone = unit.splits.gradients or unit.after_reduce or len(dtypes) != 1
+    # A vector that was frozen when the model was sharded is not cut in stage 1.
+    whole = any(flat.sliced is not unit.splits.optimizer for flat in unit.pending)
+    nbytes = sum(flat.layout.padded * flat.sends_in.itemsize for flat in unit.pending)
+    return None if alone or whole else tuple(dtypes), nbytes
+
+
+def gathered_alike(unit: Unit) -> tuple[Hashable, int]:
+    """What units must have in common that are gathered [together](#gather_together)."""
+    dtypes = {flat.full.dtype for flat in unit.filled}
+    whole = unit.fresh or not all(flat.sliced for flat in unit.filled)
+    alike = None if whole or len(dtypes) != 1 else (unit.home, *dtypes)
+    return alike, unit.nbytes
+
+
+def gather_together(units: Sequence[Unit]) -> None:
+    """Start to make units whole [in one exchange](scheduler.py#Prefetch), as
+    [`Unit.gather`](#Unit.gather) does for one.
+    """
+    lead, *others = units
+    if not others:
+        lead.gather()
+        return
+    with label("gather", f"{lead.name} and {len(others)} more"):
+        for unit in units:
+            unit.prepare()
+        # As in `fetch`, the optimizer may still write to the shards.
+        lead.gather_stream.wait_stream(compute_stream(lead.home))
+        with lead.device.stream(lead.gather_stream):
+            flats = [flat for unit in units for flat in unit.filled]
+            parts = all_gather_together(
+                [flat.full for flat in flats],
+                [flat.piece() for flat in flats],
+                group=lead.groups.shards,
+            )
+    rest = iter(parts)
+    for unit in units:
+        unit.comes_with(rest)
 
 
 @dataclass(frozen=True, slots=True)

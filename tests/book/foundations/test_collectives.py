@@ -16,7 +16,14 @@ import torch.distributed as dist
 
 import ranks
 from shardbook.foundations import collectives
-from shardbook.foundations.collectives import all_gather, all_reduce, broadcast, reduce_scatter_mean, world
+from shardbook.foundations.collectives import (
+    all_gather,
+    all_gather_together,
+    all_reduce,
+    broadcast,
+    reduce_scatter_mean,
+    world,
+)
 from shardbook.foundations.torch_private import ALL_GATHER, REDUCE_SCATTER
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -43,6 +50,27 @@ def gathers() -> None:
             assert full.data_ptr() == address
             assert same_bits(full, torch.cat([values(peer, numel, dtype) for peer in range(size)])), dtype
             assert same_bits(shard, values(rank, numel, dtype))
+
+
+def gathers_of_several() -> None:
+    """A rank that changes its own piece meanwhile keeps the change, wherever the piece lies."""
+    rank, size = world()
+    for dtype in ANY:
+        fulls = [torch.zeros(size * numel, dtype=dtype) for numel in (1, 7, 40)]
+        shards = [full.view(size, -1)[rank] for full in fulls]
+        for shard in shards[1:]:
+            shard.copy_(values(rank, shard.numel(), dtype))
+        shards[0] = values(rank, 1, dtype)
+        *parts, last = all_gather_together(fulls, shards)
+        last.wait()
+        shards[1].zero_()
+        for part in parts:
+            part.wait()
+        for full, shard in zip(fulls, shards, strict=True):
+            pieces = [values(peer, shard.numel(), dtype) for peer in range(size)]
+            if shard is shards[1]:
+                pieces[rank].zero_()
+            assert same_bits(full, torch.cat(pieces)), dtype
 
 
 def ordered_mean(size: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
@@ -312,6 +340,7 @@ def examples() -> int:
     "check",
     [
         gathers,
+        gathers_of_several,
         reduces,
         reduces_elsewhere,
         broadcasts,

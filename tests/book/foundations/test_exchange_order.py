@@ -677,6 +677,26 @@ def test_the_same_evaluation_one_step_later_is_another() -> None:
     assert "rank 1, after 36 exchanges, is about to gather A" in first
 
 
+def after_a_verdict() -> None:
+    from shardbook import shard
+    from shardbook.foundations.collectives import ledger
+    from shardbook.zero.scheduler import scheduler_of
+
+    model = shard(torch.nn.Linear(4, 4))
+    for _ in range(2):
+        model(torch.ones(1, 4)).sum().backward()
+    order = scheduler_of(model).order
+    assert order.rendezvous is not None
+    order.rendezvous.verdict = "the ranks are at odds"
+    with ledger() as sent, pytest.raises(Disagreement, match="the ranks are at odds"):
+        model(torch.ones(1, 4))
+    assert not sent.calls
+
+
+def test_after_a_verdict_no_exchange_is_started() -> None:
+    ranks.run(2, after_a_verdict)
+
+
 @pytest.mark.full
 def test_a_verdict_is_read_also_by_a_rank_that_is_not_at_odds() -> None:
     """Two ranks fall out ahead of a third, whose exchange then fails because they are gone."""

@@ -175,6 +175,16 @@ def without_gradients() -> None:
         # A vector that was frozen at first is whole on every rank in stages 1 and 2, and counts once.
         norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
         torch.testing.assert_close(clip_grad_norm_(model, 0.1).float(), norm)
+        # The vector behind such a one in the same unit counts as always.
+        layer, twin = nn.Linear(2, 64), nn.Linear(2, 64)
+        layer.load_state_dict(twin.state_dict())
+        layer.weight.requires_grad = False
+        shard(layer, stage=stage)
+        for each in (layer, twin):
+            each.weight.requires_grad = True
+            each(torch.ones(1, 2)).sum().backward()
+        norm = torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.1)
+        torch.testing.assert_close(clip_grad_norm_(layer, 0.1).float(), norm)
 
 
 @pytest.mark.full

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import ranks
+from shardbook import Policy
+from shardbook.zero import scheduler
 from shardbook.zero.scheduler import Prefetch, Route, Scheduler
 from shardbook.zero.unit import State
 
 
+class Fake(SimpleNamespace):
+    """Units are keys of dictionaries."""
+
+    __hash__ = object.__hash__
+
+
 def unit(name: str, nbytes: int = 100, state: State = State.SHARDED) -> Any:
-    made = SimpleNamespace(name=name, nbytes=nbytes, state=state, stage=3, filled=(name,))
+    made = Fake(name=name, nbytes=nbytes, state=state, stage=3, filled=(name,))
 
     def gather() -> None:
         made.state = State.GATHERING
@@ -33,15 +43,21 @@ def gathered(prefetch: Prefetch, following: list[Any], others: tuple[Any, ...] =
 
 
 def test_one_unit_is_gathered_ahead_unless_the_program_says_otherwise() -> None:
-    assert Prefetch() == Prefetch(1, None)
+    assert Prefetch() == Prefetch(1, None, 0)
     assert hash(Prefetch()) == hash(Prefetch(1))
     with pytest.raises(dataclasses.FrozenInstanceError):
         Prefetch().depth = 2  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("name", ["depth", "limit"])
-@pytest.mark.parametrize("value", [-1, 1.5, True, "1"])
-def test_a_depth_and_a_limit_are_whole_numbers(name: str, value: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *product(("depth", "limit", "together"), (-1, 1.5, True, "1")),
+        ("depth", None),
+        ("together", None),
+    ],
+)
+def test_what_a_prefetch_is_given_are_whole_numbers(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"the {name} of a prefetch is {value!r}, but it must be a whole"):
         Prefetch(**{name: value})
     assert getattr(Prefetch(**{name: 0}), name) == 0
@@ -69,6 +85,105 @@ def test_what_is_on_the_way_counts_and_what_has_arrived_does_not() -> None:
 
 def test_a_small_unit_does_not_overtake_a_large_one() -> None:
     assert gathered(Prefetch(9, 150), [unit("a"), unit("large", 100), unit("small", 10)]) == ["a"]
+
+
+@pytest.fixture
+def exchanges(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The units of each gather."""
+    made: list[str] = []
+
+    def gather(units: list[Any]) -> None:
+        made.append("".join(unit.name for unit in units))
+        for each in units:
+            each.gather()
+
+    monkeypatch.setattr(scheduler, "gather_together", gather)
+    monkeypatch.setattr(scheduler, "gathered_alike", lambda unit: (unit.name.islower() or None, unit.nbytes))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("prefetch", "expected"),
+    [
+        (Prefetch(1), ["a"]),
+        (Prefetch(0, together=300), []),
+        (Prefetch(1, together=99), ["a"]),
+        (Prefetch(1, together=300), ["abc"]),
+        (Prefetch(2, together=300), ["abc"]),
+        (Prefetch(4, together=300), ["abc", "de"]),
+        (Prefetch(5, together=200), ["ab", "cd", "e"]),
+        (Prefetch(1, together=999), ["abcde"]),
+        (Prefetch(5, together=999), ["abcde"]),
+        (Prefetch(6, together=999), ["abcde", "F"]),
+        (Prefetch(9, together=999), ["abcde", "F", "g"]),
+        (Prefetch(1, 200, together=999), ["ab"]),
+        (Prefetch(9, 300, together=200), ["ab", "c"]),
+    ],
+)
+def test_small_units_are_gathered_with_the_one_that_is_due(
+    prefetch: Prefetch, expected: list[str], exchanges: list[str]
+) -> None:
+    """`F` is of a kind that is gathered by itself."""
+    following = [unit(name) for name in "abcdeFg"]
+    prefetch.start(following, following)
+    assert exchanges == expected
+    # Nothing more is due until one of those is used that were asked for.
+    before = len(exchanges)
+    prefetch.start(following, following)
+    assert exchanges[before:] == ([] if prefetch.limit is None else exchanges[before:])
+
+
+def test_a_unit_that_follows_twice_is_gathered_once(exchanges: list[str]) -> None:
+    a, b = unit("a"), unit("b")
+    Prefetch(1, together=999).start([a, b, a, b], [a, b])
+    assert exchanges == ["ab"]
+
+
+def test_what_is_gathered_together_waits_until_the_nearest_is_due(exchanges: list[str]) -> None:
+    there, b = unit("a", state=State.GATHERING), unit("b")
+    Prefetch(1, together=999).start([there, b], [there, b])
+    assert exchanges == []
+
+
+def gathered_in_one(stage: int, policy: Policy) -> list[Any]:
+    """The exchanges of two steps, their bytes, and what was learnt; with and without `together`."""
+    from shardbook import shard
+    from shardbook.foundations.collectives import ledger
+
+    found: list[Any] = []
+    for prefetch in (Prefetch(), Prefetch(1, together=2**16)):
+        torch.manual_seed(0)
+        layers = [torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Tanh()) for _ in range(8)]
+        model = torch.nn.Sequential(*layers)
+        model = shard(model, units=torch.nn.Sequential, stage=stage, prefetch=prefetch, policy=policy)
+        optimizer = torch.optim.AdamW(model.parameters())
+        x = torch.ones(3, 6) + torch.distributed.get_rank()
+        for _ in range(2):
+            with ledger() as sent:
+                model(x).float().square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            gathers = [call for call in sent.calls if call.collective == "all-gather"]
+            found.append((len(gathers), sum(call.sent for call in gathers)))
+        found.append([p.detach().clone() for p in model.parameters()])
+    *one, learnt = found[:3]
+    *other, same = found[3:]
+    assert all(torch.equal(a, b) for a, b in zip(learnt, same, strict=True))
+    return [one, other]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("policy", [Policy(), Policy(param_dtype=torch.bfloat16), Policy(offload=True)])
+def test_units_that_are_gathered_together_give_the_same_in_fewer_exchanges(
+    stage: int, policy: Policy, world_size: int
+) -> None:
+    passes = 2 if stage == 3 else 1
+    for one, other in ranks.run(world_size, gathered_in_one, stage, policy):
+        # In the first forward pass the order is not known yet.
+        assert one[1][0] == 8 * passes
+        assert other[1][0] <= 2 * passes
+        assert [nbytes for _, nbytes in one] == [nbytes for _, nbytes in other]
 
 
 def test_a_route_is_followed_left_and_taken_up_again() -> None:
@@ -135,8 +250,6 @@ def test_a_program_that_only_evaluates_is_remembered_for_64_passes() -> None:
 
 def orders() -> list[list[str]]:
     """The order of the units of a model that has registered its layers in another one, in each stage."""
-    import torch
-
     from shardbook import shard
     from shardbook.zero.scheduler import scheduler_of
 

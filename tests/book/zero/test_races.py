@@ -56,7 +56,7 @@ RUNS: dict[str, Callable[[], None]] = {**programs.RUNS, "streamed": streamed, "s
 
 # In these each wait of the book prevents a race; the others are for `make test-all`.
 WITNESSES = [
-    *("3-stepped", "3-scattered", "3-rerouted", "2-repeated", "1-scaled", "1-gathered"),
+    *("3-stepped", "3-scattered", "3-rerouted", "3-together", "2-repeated", "1-scaled", "1-gathered"),
     *(
         "0-offloaded",
         "0-evaluated",

@@ -24,11 +24,14 @@ from torch.utils.checkpoint import checkpoint
 import ranks
 from book.live import LiveStorages
 from book.reference import assert_all_sharded, assert_same_values, without_gradient
+from shardbook import Prefetch
 from tiers import rows
 
 WIDTH = 6
 # Stage, and how many units are gathered ahead. Only stage 3 gathers in the backward pass, too.
-WAYS = [(0, 1), (1, 1), (2, 1), (3, 0), (3, 1), (3, 3)]
+# Small units that are gathered in one exchange.
+TOGETHER = Prefetch(1, together=2**20)
+WAYS = [(0, 1), (1, 1), (2, 1), (3, 0), (3, 1), (3, 3), (1, TOGETHER), (3, TOGETHER)]
 Program = Callable[["Run", int], list[Tensor]]
 PROGRAMS: dict[str, tuple[Callable[[], nn.Module], Any, Program]] = {}
 
@@ -106,7 +109,12 @@ def assert_clean(model: nn.Module) -> None:
 
 
 def train(
-    build: Callable[[], nn.Module], units: Any, program: Program, stage: int, prefetch: int, steps: int = 4
+    build: Callable[[], nn.Module],
+    units: Any,
+    program: Program,
+    stage: int,
+    prefetch: int | Prefetch,
+    steps: int = 4,
 ) -> None:
     """Run a program on a plain and on a sharded model and compare results and parameters after each step."""
     from shardbook import shard
@@ -616,7 +624,7 @@ def threads(run: Run, step: int) -> list[Tensor]:
     return [loss]
 
 
-def run_programs(stage: int, prefetch: int) -> None:
+def run_programs(stage: int, prefetch: int | Prefetch) -> None:
     for name, (build, units, program) in PROGRAMS.items():
         try:
             train(build, units, program, stage, prefetch)
@@ -626,7 +634,7 @@ def run_programs(stage: int, prefetch: int) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("stage", "prefetch"), rows(WAYS, now=[(3, 1)]))
-def test_every_program_trains_as_a_plain_model(stage: int, prefetch: int) -> None:
+def test_every_program_trains_as_a_plain_model(stage: int, prefetch: int | Prefetch) -> None:
     ranks.run(2, run_programs, stage, prefetch, timeout=400)
 
 
@@ -709,7 +717,7 @@ def checkpointed(run: Run, step: int) -> list[Tensor]:
     return [one, other]
 
 
-def run_checkpoints(stage: int, prefetch: int, reentrant: bool) -> None:
+def run_checkpoints(stage: int, prefetch: int | Prefetch, reentrant: bool) -> None:
     # Of nested reentrant checkpoints the inner one warns of what the outer one hides from it.
     warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
     for how in ("each", "pairs", "all", "nested", "some", "inside"):
@@ -723,7 +731,7 @@ def run_checkpoints(stage: int, prefetch: int, reentrant: bool) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize(("stage", "prefetch"), rows([WAYS[0], WAYS[2], *WAYS[3:]], now=[(3, 3)]))
-def test_what_is_computed_again_gives_the_same(stage: int, prefetch: int, reentrant: bool) -> None:
+def test_what_is_computed_again_gives_the_same(stage: int, prefetch: int | Prefetch, reentrant: bool) -> None:
     ranks.run(2, run_checkpoints, stage, prefetch, reentrant, timeout=300)
 
 
@@ -845,7 +853,7 @@ FAILURES: dict[str, tuple[Callable[[], nn.Module], Program]] = {
 }
 
 
-def run_failures(stage: int, prefetch: int) -> None:
+def run_failures(stage: int, prefetch: int | Prefetch) -> None:
     for name, (build, program) in FAILURES.items():
         try:
             train(build, Unit, program, stage, prefetch)
@@ -855,7 +863,7 @@ def run_failures(stage: int, prefetch: int) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("stage", "prefetch"), rows(WAYS, now=[(3, 1)]))
-def test_after_a_failure_the_next_step_is_right(stage: int, prefetch: int) -> None:
+def test_after_a_failure_the_next_step_is_right(stage: int, prefetch: int | Prefetch) -> None:
     ranks.run(2, run_failures, stage, prefetch, timeout=300)
 
 
@@ -899,7 +907,7 @@ def test_what_would_be_silently_wrong_is_refused(stage: int) -> None:
     ranks.run(2, refusals, stage)
 
 
-def one_warning(stage: int, prefetch: int) -> None:
+def one_warning(stage: int, prefetch: int | Prefetch) -> None:
     from shardbook import shard
 
     model = shard(Model(), units=Unit, stage=stage, prefetch=prefetch)
@@ -967,7 +975,7 @@ def test_the_end_of_a_call_inside_is_not_taken_for_the_end_of_the_pass() -> None
 
 @pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize(("stage", "prefetch"), [(1, 1), (3, 1), (3, 3), (3, 0)])
-def test_a_changed_order_is_told_once_and_by_name(stage: int, prefetch: int) -> None:
+def test_a_changed_order_is_told_once_and_by_name(stage: int, prefetch: int | Prefetch) -> None:
     ranks.run(2, one_warning, stage, prefetch)
 
 
@@ -979,7 +987,7 @@ class KeepsItsLoss(Model):
 
 
 def gathered_ahead() -> None:
-    from shardbook import Prefetch, shard
+    from shardbook import shard
     from shardbook.zero.scheduler import scheduler_of
     from shardbook.zero.unit import State
 
@@ -1007,7 +1015,7 @@ def gathered_ahead() -> None:
 
 def a_limit_of_exactly_one_unit() -> None:
     """A unit that just fits is gathered ahead; with a byte less it is not."""
-    from shardbook import Prefetch, shard
+    from shardbook import shard
     from shardbook.zero.scheduler import scheduler_of
     from shardbook.zero.unit import State
 

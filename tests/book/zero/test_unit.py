@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed import init_device_mesh
+from torch.utils.checkpoint import checkpoint
 
 import ranks
-from book.programs import exchanged_together
 from shardbook.foundations.collectives import Groups, PendingGather, PendingReduce
 from shardbook.zero.flat import Flat
 from shardbook.zero.unit import bundles
@@ -172,6 +172,54 @@ def what_was_sent_is_freed() -> None:
     assert not some(sent)
 
 
+def what_was_used_is_forgotten() -> None:
+    from shardbook import shard
+    from shardbook.zero.scheduler import scheduler_of
+
+    for stage in range(4):
+        model = shard(Model(), units=nn.Sequential, stage=stage)
+        model(DATA).sum().backward()
+        assert not [unit.name for unit in scheduler_of(model).units if unit.usage]
+
+
+def test_after_a_step_no_unit_knows_what_was_used() -> None:
+    """It would hold the parts of a mean, and the next step would read what this one has used."""
+    ranks.run(2, what_was_used_is_forgotten)
+
+
+class Again(nn.Module):
+    """One layer that is used twice, and recomputed once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Sequential(nn.Linear(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(checkpoint(self.layer, x, use_reentrant=True))
+        return y
+
+
+def twice_in_a_row(stage: int) -> list[torch.Tensor]:
+    from shardbook import shard, whole
+
+    learnt = []
+    for mesh in (None, init_device_mesh("cpu", (2, 2))):
+        model = shard(Again(), units=nn.Sequential, stage=stage, mesh=mesh)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(DATA.clone().requires_grad_()).square().sum().backward()
+        optimizer.step()
+        with whole(model):
+            learnt.append(torch.cat([p.flatten() for p in model.parameters()]))
+    return learnt
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_unit_is_exchanged_again_while_its_mean_goes_on_to_the_other_copies(stage: int) -> None:
+    for one, other in ranks.run(4, twice_in_a_row, stage):
+        torch.testing.assert_close(one, other)
+
+
 def test_of_a_vector_that_was_sent_no_memory_stays_even_if_somebody_refers_to_it() -> None:
     ranks.run(2, what_was_sent_is_freed)
 
@@ -181,12 +229,10 @@ def test_neighbours_of_one_kind_are_exchanged_together_as_far_as_there_is_room(
     kinds: list[tuple[int, tuple[torch.dtype, ...] | None]],
 ) -> None:
     def unit_of(size: int, kind: Any) -> Any:
-        flat = SimpleNamespace(layout=SimpleNamespace(padded=size), sends_in=torch.float32)
-        return SimpleNamespace(kind=kind, pending=[flat], nbytes=4 * size)
+        return SimpleNamespace(kind=kind, nbytes=4 * size)
 
     units = [unit_of(*each) for each in kinds]
-    with exchanged_together(20):
-        groups = bundles(units)
+    groups = [*bundles(units, 20, lambda unit: (unit.kind, unit.nbytes))]
     assert [each for group in groups for each in group] == units
     nbytes = [sum(each.nbytes for each in group) for group in groups]
     for group, size in zip(groups, nbytes, strict=True):
