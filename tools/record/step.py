@@ -45,7 +45,7 @@ LINES = {
     "shardbook/zero/scheduler.py#Scheduler.model_begins": ("self.route = Route(",),
     "shardbook/zero/hooks.py#Hooks.before_forward": ("self.unit.wait()", "self.unit.show()"),
     "shardbook/zero/unit.py#Unit.gather": ("self.state = State.GATHERING",),
-    "shardbook/zero/unit.py#Unit.fetch": ("resize(flat.full, flat.layout.padded)",),
+    "shardbook/zero/unit.py#Unit.prepare": ("resize(flat.full, flat.layout.padded)",),
     "shardbook/foundations/collectives.py#all_gather": ("work = dist.broadcast(",),
     "shardbook/zero/unit.py#Unit.finish_fetch": (
         "flat.gathering.wait()",

@@ -197,9 +197,9 @@ def all_gather_together(
 ) -> list[PendingPart]:
     r"""Start one all-gather for several vectors.
 
-    An exchange of a few kilobytes takes as long as one of a few hundred, because most
-    of its time goes into starting it. So here each rank puts its pieces side by side and
-    sends them at once. Until the last vector has been filled, they all exist twice.
+    [Small units](unit.py#gather_together) are gathered this way. Each rank puts its
+    pieces side by side and sends them at once. Until the last vector has been filled,
+    the pieces exist twice.
 
     >>> rank, world_size = world()
     >>> fulls = [torch.empty(2), torch.empty(4)]

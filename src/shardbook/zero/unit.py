@@ -576,6 +576,10 @@ class Unit:
 # the $r$-th pieces of all its units side by side. Each element is added up over the ranks as
 # before, in the same order, and each rank sends the same number of bytes. The vectors of
 # PyTorch's `DistributedDataParallel`, its *buckets*, have 25 MB for the same reason.
+#
+# Small units can [be gathered in one exchange](#gather_together), too. That makes units
+# whole before they are due, which takes memory. So a program has to [ask for
+# it](scheduler.py#Prefetch).
 
 
 class Bundle:
