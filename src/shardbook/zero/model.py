@@ -384,7 +384,7 @@ def refuse_arguments(
     model: Any, stage: Any, policy: Any, unused: Any, uncut: Any
 ) -> None:
     """Refuse arguments of the wrong kind before anything is exchanged."""
-    if type(stage) is not int or not 0 <= stage < len(STAGES):
+    if type(stage) is not int or stage not in range(len(STAGES)):
         raise ValueError(f"stage={stage!r} is not a stage; choose 0, 1, 2 or 3")
     if not isinstance(model, nn.Module):
         raise TypeError(f"pass the model itself, not a {type(model).__name__}")

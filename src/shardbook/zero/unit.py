@@ -596,7 +596,7 @@ class Bundle:
         self.flats = [flat for unit in units for flat in unit.pending]
         self.mean: Mean | None = None
         # The vector that is exchanged.
-        self.rows = self.flats[0].full.new_empty(0)
+        self.rows: Tensor
         for unit in units:
             unit.exchanged_as = self.name
 

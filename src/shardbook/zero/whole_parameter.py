@@ -112,10 +112,7 @@ class Whole(nn.Parameter):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         """A plain parameter with the same values, which belongs to no unit."""
-        if id(self) not in memo:
-            memo[id(self)] = nn.Parameter(self.detach().clone(), self.requires_grad)
-        copied: nn.Parameter = memo[id(self)]
-        return copied
+        return nn.Parameter(self.detach().clone(), self.requires_grad)
 
 
 _DATA: Any = Tensor.data

@@ -483,6 +483,12 @@ def reads_in_a_block(stage: int) -> None:
         raise KeyError("inside")
     with whole(model), whole(model.left):
         pass
+    with whole(model):
+        inner = model.left.inner.weight
+        copied, same = copy.deepcopy([inner, inner])
+        assert copied is same
+        assert type(copied) is nn.Parameter
+        assert_equal({"copy": copied.data}, {"copy": inner.data.clone()})
     in_use = [unit.name for unit in units_of(model) if unit.pins or unit.shown]
     assert not in_use, f"units that stay in use: {in_use}"
     assert_equal(model.state_dict(), expected)
