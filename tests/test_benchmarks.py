@@ -212,13 +212,13 @@ def test_a_mesh_is_compared_with_one_copy_round_by_round() -> None:
 @pytest.mark.full
 def test_small_units_are_measured_beside_their_peers() -> None:
     took = on_ranks(2, small_units.measure, 2, 1, 1)
-    assert list(took) == ["ddp", "fsdp2", "stage_0", "stage_1", "stage_2", "stage_3"]
+    assert list(took) == ["ddp", "fsdp2", "stage_0", "stage_1", "stage_2", "stage_3", "together"]
     assert all(each > 0 for each in took.values())
     ratios = small_units.ratios(took)
     assert ratios["small_stage_0_ddp"] == took["stage_0"] / took["ddp"]
     assert ratios["small_together_fsdp2"] == took["together"] / took["fsdp2"]
     assert ratios["small_stage_2_stage_3"] == took["stage_2"] / took["stage_3"]
-    assert len(ratios) == 11
+    assert len(ratios) == 13
     assert len(small_units.table(took).splitlines()) == 8
 
 
