@@ -348,7 +348,7 @@ def repair(stale: Callable[[Pair], bool]) -> None:
 
 
 def refuse_views(
-    unit: Unit, module: nn.Module, units: Set[nn.Module], exchanged: Any
+    unit: Unit, module: nn.Module, units: Set[nn.Module], exchanged: object
 ) -> list[Tensor]:
     """Refuse views of a unit's weights in its modules, its arguments and its result.
 

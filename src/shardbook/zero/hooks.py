@@ -268,7 +268,7 @@ class Hooks:
             node.register_prehook(partial(reach, number_of(node)))
 
     @machinery
-    def before_backward(self, use: Use, number: int, *_: Any) -> None:
+    def before_backward(self, use: Use, number: int, *_: object) -> None:
         """Gather the unit again before its backward pass, which has reached one of its
         uses.
 
@@ -317,7 +317,7 @@ class Hooks:
             self.scheduler.backward_began(self.unit, use)
 
     @machinery
-    def after_backward(self, use: Use, *_: Any) -> None:
+    def after_backward(self, use: Use, *_: object) -> None:
         """Free the unit and, if it expects no more backward passes, reduce its
         gradients.
 

@@ -584,7 +584,7 @@ def put_in_force_again(rule: InFP32, module: nn.Module) -> None:
     """
 
     def again(act: Callable[[], None]) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
+        def hook(*_: object) -> None:
             if not torch.compiler.is_compiling() and in_backward():
                 act()
 

@@ -378,13 +378,13 @@ class InFP32(TorchFunctionMode):
         """Whether a forward pass under this mode has begun in this thread and not ended."""
         return self in active.rules
 
-    def enter(self, *_: Any) -> None:
+    def enter(self, *_: object) -> None:
         """Begin a forward pass. Inside another one this changes nothing."""
         if not self.in_force:
             self.__enter__()
         active.rules.append(self)
 
-    def leave(self, *_: Any) -> None:
+    def leave(self, *_: object) -> None:
         """End a forward pass. One that was interrupted may have been ended already."""
         if self.in_force:
             active.cut(len(active.rules) - 1 - active.rules[::-1].index(self))

@@ -40,7 +40,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
@@ -167,7 +167,7 @@ class Scheduler:
         setattr(model, _SCHEDULER, self)
         refuse_copies_of(model)
 
-    def model_begins(self, model: nn.Module, *_: Any) -> None:
+    def model_begins(self, model: nn.Module, *_: object) -> None:
         """Prepare a forward pass of the model. Units may still be whole from a step that failed."""
         if in_backward():
             return
@@ -185,7 +185,7 @@ class Scheduler:
         self.route = Route(self.orders[self.grad])
         self.order.begin("forward" if self.grad else "evaluation")
 
-    def model_succeeds(self, *_: Any) -> None:
+    def model_succeeds(self, *_: object) -> None:
         """Keep the order of this forward pass for the next one.
 
         A forward pass that failed does not come here, and leaves the record as it was.
@@ -196,7 +196,7 @@ class Scheduler:
                 self.warn(missed, "the pass ended")
             self.orders[self.grad] = self.route.seen
 
-    def model_ends(self, *_: Any) -> None:
+    def model_ends(self, *_: object) -> None:
         """Free the units that were prefetched and did not run."""
         if in_backward():
             return
@@ -505,7 +505,7 @@ class Prefetch:
     Each further unit costs the memory of one more unit. With no limit at all every unit
     would be gathered at once, and stage 3 would save no memory.
 
-    In a model of many small units, exchanges are the most of a step. With `together`, a
+    In a model of many small units, most of a step goes into exchanges. With `together`, a
     unit takes the small ones that follow [along](unit.py#gather_together) in its own
     exchange. They are then whole earlier than the depth asks for.
 

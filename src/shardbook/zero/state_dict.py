@@ -65,7 +65,7 @@ def keep_state_dict_whole(unit: Unit, module: nn.Module) -> None:
 
     # A backward pass that failed may have left the unit whole, with the values from
     # before the last step. So the unit is freed and gathered again.
-    def gather(*_: Any) -> None:
+    def gather(*_: object) -> None:
         refuse_in_block(unit)
         unit.free()
         unit.switch(True)
@@ -221,7 +221,7 @@ def refuse_in_block(unit: Unit) -> None:
 # A program may need only the names in a part: `peft` picks the values under them from
 # the `state_dict` of the model.
 def names_alone(
-    unit: Unit, part: nn.Module, found: dict[str, Any], prefix: str, *_: Any
+    unit: Unit, part: nn.Module, found: dict[str, Any], prefix: str, *_: object
 ) -> None:
     """Replace the slices in the `state_dict` of a part by tensors without values."""
     refuse_in_block(unit)

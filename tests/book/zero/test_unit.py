@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import ranks
 from shardbook.foundations.collectives import Groups, PendingGather, PendingReduce
 from shardbook.zero.flat import Flat
-from shardbook.zero.unit import bundles
+from shardbook.zero.unit import State, bundles, reduced_alike
 
 DATA = torch.arange(8.0).view(2, 4)
 
@@ -187,6 +187,29 @@ def test_after_a_step_no_unit_knows_what_was_used() -> None:
     ranks.run(2, what_was_used_is_forgotten)
 
 
+class Aside(Model):
+    """The result of the first layer has no part in the loss."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.first(x * self.scale)
+        y: torch.Tensor = self.second(x * self.scale)
+        return y
+
+
+def gathered_in_vain() -> None:
+    from shardbook import shard
+    from shardbook.zero.scheduler import scheduler_of
+
+    model = shard(Aside(), units=nn.Sequential)
+    for _ in range(2):
+        model(DATA).sum().backward()
+        assert {unit.state for unit in scheduler_of(model).units} == {State.SHARDED}
+
+
+def test_what_a_backward_pass_has_gathered_in_vain_is_freed_at_its_end() -> None:
+    ranks.run(2, gathered_in_vain)
+
+
 class Again(nn.Module):
     """One layer that is used twice, and recomputed once."""
 
@@ -228,11 +251,18 @@ def test_of_a_vector_that_was_sent_no_memory_stays_even_if_somebody_refers_to_it
 def test_neighbours_of_one_kind_are_exchanged_together_as_far_as_there_is_room(
     kinds: list[tuple[int, tuple[torch.dtype, ...] | None]],
 ) -> None:
+    """A unit on which a function acts, here one without a kind, is exchanged by itself."""
+    splits = SimpleNamespace(gradients=False, optimizer=True)
+
     def unit_of(size: int, kind: Any) -> Any:
-        return SimpleNamespace(kind=kind, nbytes=4 * size)
+        (dtype,) = kind or (torch.float32,)
+        flat = SimpleNamespace(layout=SimpleNamespace(padded=size), sends_in=dtype, sliced=True)
+        acts = [] if kind else [print]
+        nbytes = dtype.itemsize * size
+        return SimpleNamespace(kind=kind, splits=splits, after_reduce=acts, pending=[flat], nbytes=nbytes)
 
     units = [unit_of(*each) for each in kinds]
-    groups = [*bundles(units, 20, lambda unit: (unit.kind, unit.nbytes))]
+    groups = [*bundles(units, 20, reduced_alike)]
     assert [each for group in groups for each in group] == units
     nbytes = [sum(each.nbytes for each in group) for group in groups]
     for group, size in zip(groups, nbytes, strict=True):
