@@ -231,7 +231,7 @@ class Scheduler:
         if not self.calls.calls or in_backward():
             return
         expected = self.route.reach(unit)
-        following = list(self.route.ahead(self.prefetch.reach))
+        following = list(self.route.ahead(self.prefetch.depth, self.prefetch.together))
         if expected is not None:
             self.warn(expected, f"{unit.name} ran")
             for other in self.units:
@@ -291,7 +291,7 @@ class Scheduler:
         self.back.reach(unit)
         following = [
             other
-            for other in self.back.ahead(self.prefetch.reach)
+            for other in self.back.ahead(self.prefetch.depth, self.prefetch.together)
             if self.units[other].expected
         ]
         self.prefetch.start(following, self.units)
@@ -390,7 +390,8 @@ class Scheduler:
         if not self.syncing:
             return
         usage = Usage.at_the_end(self)
-        for units in bundles(usage.late, BUNDLE, reduced_alike):
+        late = usage.late
+        for units in bundles(late, BUNDLE, reduced_alike) if late else ():
             self.exchange(*units)
         self.late.clear()
         self.complete()
@@ -521,11 +522,6 @@ class Prefetch:
     limit: int | None = None
     together: int = 0
 
-    @property
-    def reach(self) -> int:
-        """How many of the units that follow may be gathered ahead."""
-        return sys.maxsize if self.together and self.depth else self.depth
-
     def start(self, following: Iterable[Unit], units: Iterable[Unit]) -> None:
         """Gather the units that follow, as far as depth and limit allow.
 
@@ -549,8 +545,11 @@ class Prefetch:
                 if room < 0:
                     break
                 due[unit] = place < self.depth
-        groups = bundles(due, self.together, gathered_alike)
-        for group in groups if self.together else ([unit] for unit in due):
+        if not self.together:
+            for unit in due:
+                unit.gather()
+            return
+        for group in bundles(due, self.together, gathered_alike):
             if due[group[0]]:
                 gather_together(group)
 
@@ -600,9 +599,12 @@ class Route:
             self.place += ahead.index(unit) + 1
         return None if unit == wanted else wanted
 
-    def ahead(self, depth: int) -> Iterator[Unit]:
-        """The next units of the expected order, at most `depth` of them."""
-        return iter(self.expected[self.place : self.place + depth])
+    def ahead(self, depth: int, together: int = 0) -> Iterator[Unit]:
+        """The next units of the expected order, at most `depth` of them; all of them if
+        units [are gathered together](#Prefetch).
+        """
+        stop = None if depth and together else self.place + depth
+        return iter(self.expected[self.place : stop])
 
 
 # sidelit: depth The line of the program that a warning names.

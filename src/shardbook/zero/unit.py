@@ -275,8 +275,8 @@ class Unit:
         """
         if self.state is not State.SHARDED:
             return
+        self.prepare()
         with label("gather", self.name):
-            self.prepare()
             if self.filled and not self.fresh:
                 self.fetch()
         self.state = State.GATHERING
@@ -721,9 +721,9 @@ def gather_together(units: Sequence[Unit]) -> None:
     if not others:
         lead.gather()
         return
+    for unit in units:
+        unit.prepare()
     with label("gather", f"{lead.name} and {len(others)} more"):
-        for unit in units:
-            unit.prepare()
         # As in `fetch`, the optimizer may still write to the shards.
         lead.gather_stream.wait_stream(compute_stream(lead.home))
         with lead.device.stream(lead.gather_stream):

@@ -118,8 +118,8 @@ class Usage:
     def send(self) -> None:
         """Start the exchange of one number for each parameter.
 
-        [The number](#numbers_to_send) says whether this rank has used the parameter, and, if
-        it has not, whether the parameter's vector is due for an exchange.
+        The number says whether this rank has used the parameter, and, if it has not, whether
+        the parameter's vector is due for an exchange. The largest of all ranks counts.
         """
         some = next(iter(self.starts))
         first = some.layout.slots[0].names[0]
@@ -134,7 +134,14 @@ class Usage:
             numbers = []
         for flat in self.starts:
             flat.note_use()
-            numbers += numbers_to_send(flat)
+            known = {
+                **dict.fromkeys(flat.used, USED),
+                **dict.fromkeys(flat.changed, CHANGED),
+            }
+            unused = DUE if flat.pending else NOT_DUE
+            numbers += [
+                known.get(index, unused) for index in range(len(flat.parameters))
+            ]
         # Zeros are added so that all pieces have the same size and every rank sends the
         # same number of bytes.
         numbers += [0] * (-len(numbers) % (2 * world(self.order.group)[1]))
@@ -242,13 +249,6 @@ def in_short(names: Sequence[str]) -> str:
     """
     digest = crc32("\n".join(names).encode())
     return f"{names[0]}, {names[1]} and {len(names) - 2} more units ({digest:08x})"
-
-
-def numbers_to_send(flat: Flat) -> list[int]:
-    """The number that this rank sends for each parameter; the largest of all ranks counts."""
-    known = {**dict.fromkeys(flat.used, USED), **dict.fromkeys(flat.changed, CHANGED)}
-    unused = DUE if flat.pending else NOT_DUE
-    return [known.get(index, unused) for index in range(len(flat.parameters))]
 
 
 # sidelit: depth Ranks in stage 0 whose optimizers have not stepped equally often.
