@@ -546,6 +546,33 @@ def test_reads_in_a_block(stage: int) -> None:
     ranks.run(2, reads_in_a_block, stage)
 
 
+def a_read_is_exchanged_with_the_pass() -> None:
+    """The unit has the backward pass of a penalty, and its own: one exchange, after the second."""
+    from shardbook import shard, whole
+    from shardbook.zero.scheduler import Scheduler
+
+    seen: list[str] = []
+
+    def exchange(scheduler: Scheduler, *units: Any, real: Any = Scheduler.exchange) -> None:
+        seen.extend(unit.name for unit in units)
+        real(scheduler, *units)
+
+    model = shard(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), units=nn.Linear)
+    x = data(0).requires_grad_()
+    x.register_hook(lambda _: seen.append("the input"))
+    y = model(x.exp()).sum()
+    with whole(model[0]):
+        penalty = model[0].weight.square().sum() + model[0].bias.square().sum()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scheduler, "exchange", exchange)
+        (y + penalty).backward()
+    assert seen == ["1", "0", "the input"]
+
+
+def test_a_read_in_a_block_is_exchanged_with_the_pass_of_its_unit() -> None:
+    ranks.run(1, a_read_is_exchanged_with_the_pass)
+
+
 def blocks_of_one_rank() -> None:
     """One process alone has all slices whole, but in one dimension, so it needs the block as well."""
     trains_as_plain(3)

@@ -467,11 +467,44 @@ def no_zero_is_left_for_what_was_dropped() -> None:
         assert without_gradient(model) == unused, stage
 
 
-def fails(_: Tensor) -> None:
+def a_penalty_after_a_failure() -> None:
+    """No unit runs between the two, and no hook announces the gradient of a sum."""
+    from shardbook import shard, whole
+
+    for stage in STAGES:
+        model, plain = shard(chain(), stage=stage), chain()
+        interrupted(model, "backward")
+        model.zero_grad()
+        for each in (model, plain):
+            with whole(model) if each is model else nullcontext():
+                penalty = torch.stack([parameter.sum() for parameter in each.parameters()]).sum()
+            penalty.backward()
+        assert_same_gradients(model, plain)
+
+
+def nothing_waits_after_a_failure() -> None:
+    """What the failed micro-batch had kept is dropped, so the next step compares nothing that waited."""
+    from shardbook import no_sync, shard
+    from shardbook.zero.scheduler import scheduler_of
+    from shardbook.zero.unused import Usage
+
+    for stage in STAGES[1:]:  # Stage 0 compares in each step.
+        model = shard(chain(), stage=stage)
+        with no_sync(model):
+            interrupted(model, "backward")
+        assert scheduler_of(model).kept
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Usage, "refuse_changes", fails)
+            toy_loss(model, dist.get_rank(), 1).backward()
+
+
+def fails(_: Any) -> None:
     raise Failure
 
 
 CASES = [
+    a_penalty_after_a_failure,
+    nothing_waits_after_a_failure,
     no_zero_is_left_for_what_was_dropped,
     as_early_as_before,
     own_parameters_after_a_failed_backward_pass,

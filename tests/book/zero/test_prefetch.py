@@ -105,7 +105,7 @@ def exchanges(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("prefetch", "expected"),
     [
-        (Prefetch(1), ["a"]),
+        (Prefetch(1), []),  # Each by itself.
         (Prefetch(0, together=300), []),
         (Prefetch(1, together=99), ["a"]),
         (Prefetch(1, together=300), ["abc"]),

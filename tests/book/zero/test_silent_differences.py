@@ -6,6 +6,7 @@ from collections import UserDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.checkpoint import checkpoint
 
 import ranks
 from book.toys import assert_equal
@@ -39,7 +41,7 @@ def two(act: Callable[[Any, Tensor], Any]) -> nn.Sequential:
     return nn.Sequential(Block(act), Block(act))
 
 
-def train(model: nn.Sequential, loss_of: Callable[[Any, Tensor], Tensor]) -> dict[str, Any]:
+def train(model: nn.Module, loss_of: Callable[[Any, Tensor], Tensor]) -> dict[str, Any]:
     """Every rank reads the same, so a plain model has the same gradients."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for _ in range(3):
@@ -349,6 +351,48 @@ def threads_are_refused() -> None:
         for _ in range(2):
             with ThreadPoolExecutor(1) as pool:
                 pool.submit(model, INPUT).result().sum().backward()
+        while_another_is_inside(model)
+
+
+def while_another_is_inside(model: nn.Module) -> None:
+    """Whichever of the two threads came first, and whichever has the larger number."""
+    inside, leave = Event(), Event()
+
+    def stay(*_: object) -> None:
+        inside.set()
+        leave.wait()
+
+    handle = model[0].register_forward_pre_hook(stay)  # type: ignore[index]
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(model, INPUT)
+        inside.wait()
+        with refused("while another thread is in a forward pass of the same model"):
+            model[1](INPUT)  # type: ignore[index]
+        leave.set()
+        running.result().sum().backward()
+    handle.remove()
+
+
+def a_backward_pass_inside_a_forward_pass_has_a_thread_of_its_own() -> None:
+    """As on a GPU, where autograd runs it in the device's thread. A recomputation there is let through."""
+
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = two(lambda block, x: torch.tanh(block.linear(x)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            inner = x.detach().requires_grad_()
+            energy = checkpoint(self.blocks[0], inner, use_reentrant=False).sum()
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(energy.backward).result()
+            assert inner.grad is not None
+            y: Tensor = self.blocks(x + inner.grad)
+            return y
+
+    plain = train(Inner(), squared)
+    for stage in STAGES:
+        assert_equal(train(shard(Inner(), stage=stage, units=Block), squared), plain)
 
 
 # --- Formats of what comes in and goes out ---
@@ -392,6 +436,7 @@ CASES = [
     ranks_that_load_other_values_are_refused,
     a_buffer_is_loaded_from_rank_0,
     threads_are_refused,
+    a_backward_pass_inside_a_forward_pass_has_a_thread_of_its_own,
     what_comes_in_and_goes_out_is_cast_in_any_object,
     # The last one, because the ranks have disagreed for good then.
     a_unit_that_one_rank_leaves_out_is_named,

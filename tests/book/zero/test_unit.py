@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ranks
 from shardbook.foundations.collectives import Groups, PendingGather, PendingReduce
-from shardbook.zero.flat import Flat
+from shardbook.zero.flat import Flat, version_of
 from shardbook.zero.unit import State, bundles, reduced_alike
 
 DATA = torch.arange(8.0).view(2, 4)
@@ -269,3 +269,17 @@ def test_neighbours_of_one_kind_are_exchanged_together_as_far_as_there_is_room(
         assert len(group) == 1 or (size <= 20 and {each.kind for each in group} == {group[0].kind} - {None})
     for (one, after), size in zip(pairwise(groups), nbytes, strict=False):
         assert one[0].kind is None or one[0].kind != after[0].kind or size + after[0].nbytes > 20
+
+
+def test_a_write_to_a_parameter_and_a_step_make_it_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch counts the writes to the whole parameter, and the vector those to the model's own."""
+    found = []
+    for writes, version in ((0, 0), (0, 1), (1, 1), (2, 1), (2, 2), (3, 2), (3, 3), (4, 3)):
+        monkeypatch.setattr("shardbook.zero.flat.writes_to", lambda value, writes=writes: writes)
+        monkeypatch.setattr(
+            "shardbook.zero.flat.flat_of", lambda value, version=version: SimpleNamespace(version=version)
+        )
+        monkeypatch.setattr("shardbook.zero.flat.is_whole_form", lambda value: value is not DATA)
+        found.append(version_of(torch.ones(1)))
+        assert version_of(DATA) == writes
+    assert found == sorted(set(found))
