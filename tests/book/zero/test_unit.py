@@ -276,9 +276,8 @@ def test_a_write_to_a_parameter_and_a_step_make_it_another_version(monkeypatch: 
     found = []
     for writes, version in ((0, 0), (0, 1), (1, 1), (2, 1), (2, 2), (3, 2), (3, 3), (4, 3)):
         monkeypatch.setattr("shardbook.zero.flat.writes_to", lambda value, writes=writes: writes)
-        monkeypatch.setattr(
-            "shardbook.zero.flat.flat_of", lambda value, version=version: SimpleNamespace(version=version)
-        )
+        vector = SimpleNamespace(version=version)
+        monkeypatch.setattr("shardbook.zero.flat.flat_of", lambda value, vector=vector: vector)
         monkeypatch.setattr("shardbook.zero.flat.is_whole_form", lambda value: value is not DATA)
         found.append(version_of(torch.ones(1)))
         assert version_of(DATA) == writes
