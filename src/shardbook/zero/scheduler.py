@@ -123,10 +123,11 @@ class Scheduler:
         # Whether gradients are exchanged at the end of this backward pass, or kept for
         # the next micro-batch.
         self.syncing = True
-        # `late` are units whose exchange is due at the end of this backward pass,
-        # `kept` those whose gradients are kept for a later one. Dictionaries serve as
-        # ordered sets.
-        self.late: dict[Unit, None] = {}
+        # `late` are units whose exchange is due at the end of this backward pass, `kept`
+        # those whose gradients are kept for a later one. Dictionaries serve as ordered
+        # sets. Of units that [wait for others](#Scheduler.reduce_together), `late` holds
+        # the bytes of their gradients, too.
+        self.late: dict[Unit, int] = {}
         self.kept: dict[Unit, None] = {}
         # Whether any gradients were kept since the ranks last [compared](unused.py)
         # which parameters they had used.
@@ -307,10 +308,30 @@ class Scheduler:
         if not self.syncing:
             self.kept[unit] = None
             self.waited = True
-        elif unit.splits.gradients:
+        elif not unit.splits.gradients:
+            self.late[unit] = 0
+        elif not self.prefetch.together:
+            self.exchange(unit)
+        elif unit not in self.late:
+            self.reduce_together(unit)
+
+    def reduce_together(self, unit: Unit) -> None:
+        """Keep the gradients of [small units](#Prefetch) until those of the next one no
+        longer fit into the same exchange.
+
+        Until then they take memory that a unit exchanged by itself has given back.
+        """
+        kind, nbytes = reduced_alike(unit)
+        room = self.prefetch.together - nbytes
+        if self.late:
+            first, _ = reduced_alike(next(iter(self.late)))
+            if kind is None or kind != first or sum(self.late.values()) > room:
+                self.exchange(*self.late)
+                self.late.clear()
+        if kind is None or room < 0:
             self.exchange(unit)
         else:
-            self.late[unit] = None
+            self.late[unit] = nbytes
 
     def exchange(self, *units: Unit) -> None:
         """Reduce the gradients of a unit, or of [small ones together](unit.py#Bundle), after
@@ -320,7 +341,9 @@ class Scheduler:
         computes faster than it exchanges would hold the gradients of all units at once.
         """
         self.advance()
-        if any(unit in Scheduler.going_on for unit in units):
+        if Scheduler.going_on and any(
+            flat.reducing for unit in units for flat in unit.trainable
+        ):
             self.complete()
         for unit in units:
             # Functions in `after_reduce` act on a mean as soon as it arrives. They need to
@@ -508,13 +531,14 @@ class Prefetch:
 
     In a model of many small units, most of a step goes into exchanges. With `together`, a
     unit takes the small ones that follow [along](unit.py#gather_together) in its own
-    exchange. They are then whole earlier than the depth asks for.
+    exchange. They are then whole earlier than the depth asks for. In stages 2 and 3 their
+    gradients [wait for each other](#Scheduler.reduce_together) in the same way.
 
     :param depth: the number of units; 0 gathers each unit when it is needed
     :param limit: the largest number of bytes that may be gathered ahead; `None` for no
         limit but the depth
-    :param together: the most bytes of units that are gathered in one exchange; 0 gathers
-        each unit by itself
+    :param together: the most bytes of units that are gathered, or reduced, in one
+        exchange; 0 exchanges each unit by itself
     :raises ValueError: if one of them is negative
     """
 

@@ -568,18 +568,18 @@ class Unit:
 # An exchange of a few kilobytes takes as long as one of a few hundred, because most of its
 # time goes into starting it. A model of 64 small layers would start 64 exchanges at the end
 # of a backward pass. So units whose gradients are exchanged at that moment are taken
-# together, as long as they fit into `BUNDLE` bytes. A larger unit is exchanged by itself, and
-# so is each unit in stages 2 and 3, where [it is exchanged while the next one
-# computes](scheduler.py#Scheduler.reduce).
+# together, as long as they fit into `BUNDLE` bytes. A larger unit is exchanged by itself.
+# In stages 2 and 3 each unit is [exchanged while the next one
+# computes](scheduler.py#Scheduler.reduce), which gives the memory of its gradients back.
 #
 # A reduce-scatter leaves rank $r$ the $r$-th piece of a vector. So the vector of a bundle has
 # the $r$-th pieces of all its units side by side. Each element is added up over the ranks as
 # before, in the same order, and each rank sends the same number of bytes. The vectors of
 # PyTorch's `DistributedDataParallel`, its *buckets*, have 25 MB for the same reason.
 #
-# Small units can [be gathered in one exchange](#gather_together), too. That makes units
-# whole before they are due, which takes memory. So a program has to [ask for
-# it](scheduler.py#Prefetch).
+# A program that has the memory can [ask for more](scheduler.py#Prefetch): small units are
+# then [gathered in one exchange](#gather_together), before they are due, and in stages 2
+# and 3 their gradients are [kept for one exchange](scheduler.py#Scheduler.reduce_together).
 
 
 class Bundle:
@@ -698,7 +698,7 @@ def bundles(
 def reduced_alike(unit: Unit) -> tuple[Hashable, int]:
     """What units must have in common whose gradients are exchanged [together](#Bundle)."""
     dtypes = {flat.sends_in for flat in unit.pending}
-    alone = unit.splits.gradients or unit.after_reduce or len(dtypes) != 1
+    alone = unit.after_reduce or len(dtypes) != 1
     # A vector that was frozen when the model was sharded is not cut in stage 1.
     whole = any(flat.sliced is not unit.splits.optimizer for flat in unit.pending)
     nbytes = sum(flat.layout.padded * flat.sends_in.itemsize for flat in unit.pending)

@@ -102,14 +102,10 @@ class Usage:
 
         `late` are then the units whose gradients are still to be exchanged.
         """
-        late = [
-            unit
-            for unit in dict.fromkeys([*scheduler.late, *scheduler.kept])
-            if unit not in scheduler.exchanged
-        ]
-        units = [
-            unit for unit in [*scheduler.exchanged, *late] if not unit.after_reduce
-        ]
+        late = [*dict.fromkeys([*scheduler.late, *scheduler.kept])]
+        # A unit that is recomputed may have been exchanged and be due again.
+        every = dict.fromkeys([*scheduler.exchanged, *late])
+        units = [unit for unit in every if not unit.after_reduce]
         replicated = [unit for unit in scheduler.units if unit.stage == 0]
         usage = cls(replicated or units, scheduler)
         usage.late = usage.used_by_any() if replicated else late

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import ranks
 from shardbook import Policy
 from shardbook.zero import scheduler
 from shardbook.zero.scheduler import Prefetch, Route, Scheduler
-from shardbook.zero.unit import State
+from shardbook.zero.unit import STAGES, State, bundles
 
 
 class Fake(SimpleNamespace):
@@ -162,8 +164,9 @@ def gathered_in_one(stage: int, policy: Policy) -> list[Any]:
                 model(x).float().square().sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-            gathers = [call for call in sent.calls if call.collective == "all-gather"]
-            found.append((len(gathers), sum(call.sent for call in gathers)))
+            kinds = [call.collective for call in sent.calls]
+            counts = kinds.count("all-gather"), kinds.count("reduce-scatter")
+            found.append((*counts, sum(call.sent for call in sent.calls)))
         found.append([p.detach().clone() for p in model.parameters()])
     *one, learnt = found[:3]
     *other, same = found[3:]
@@ -174,7 +177,7 @@ def gathered_in_one(stage: int, policy: Policy) -> list[Any]:
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("policy", [Policy(), Policy(param_dtype=torch.bfloat16), Policy(offload=True)])
-def test_units_that_are_gathered_together_give_the_same_in_fewer_exchanges(
+def test_units_that_are_exchanged_together_give_the_same_in_fewer_exchanges(
     stage: int, policy: Policy, world_size: int
 ) -> None:
     passes = 2 if stage == 3 else 1
@@ -182,7 +185,37 @@ def test_units_that_are_gathered_together_give_the_same_in_fewer_exchanges(
         # In the first forward pass the order is not known yet.
         assert one[1][0] == 8 * passes
         assert other[1][0] <= 2 * passes
-        assert [nbytes for _, nbytes in one] == [nbytes for _, nbytes in other]
+        # The gradients of small units are exchanged together in stage 1 always.
+        assert [counts[1] for counts in one] == [1, 1] if stage == 1 else [8, 8]
+        assert [counts[1] for counts in other] == [1, 1]
+        assert [counts[-1] for counts in one] == [counts[-1] for counts in other]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.sampled_from([None, "a", "b"])), min_size=1),
+    st.integers(1, 12),
+)
+def test_gradients_wait_for_those_of_the_next_units_as_far_as_there_is_room(
+    kinds: list[tuple[int, str | None]], most: int
+) -> None:
+    """Each unit is asked twice: its second backward pass may come while it waits."""
+    units = [unit(str(number), nbytes) for number, (nbytes, _) in enumerate(kinds)]
+    like = {each: (kind, each.nbytes) for each, (_, kind) in zip(units, kinds, strict=True)}
+    sent: list[list[Any]] = []
+    one = Scheduler(None, Prefetch(together=most))  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one, "exchange", lambda *units: sent.append([*units]))
+        patch.setattr(scheduler, "reduced_alike", like.__getitem__)
+        for each in units:
+            each.trainable, each.splits = [], STAGES[3]
+            one.reduce(each)
+            if each in one.late:
+                one.reduce(each)
+            kind, nbytes = like[each]
+            # What no other joins does not wait.
+            assert (each in one.late) == (kind is not None and nbytes <= most)
+            assert sum(waits.nbytes for waits in one.late) <= most
+    assert [*sent, *([[*one.late]] if one.late else [])] == [*bundles(units, most, like.__getitem__)]
 
 
 def test_a_route_is_followed_left_and_taken_up_again() -> None:

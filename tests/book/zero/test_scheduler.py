@@ -31,7 +31,7 @@ WIDTH = 6
 # Small units that are gathered in one exchange.
 TOGETHER = Prefetch(1, together=2**20)
 # Stage, and how many units are gathered ahead. Only stage 3 gathers in the backward pass, too.
-WAYS = [(0, 1), (1, 1), (2, 1), (3, 0), (3, 1), (3, 3), (1, TOGETHER), (3, TOGETHER)]
+WAYS = [(0, 1), (1, 1), (2, 1), (3, 0), (3, 1), (3, 3), (1, TOGETHER), (2, TOGETHER), (3, TOGETHER)]
 Program = Callable[["Run", int], list[Tensor]]
 PROGRAMS: dict[str, tuple[Callable[[], nn.Module], Any, Program]] = {}
 
