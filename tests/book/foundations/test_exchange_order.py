@@ -396,6 +396,22 @@ def test_the_store_of_torchrun(culprit: int) -> None:
 alive: list[Order] = []
 
 
+def said_again() -> None:
+    order = Order()
+    order.check()
+    with pytest.raises(Disagreement, match=r"^the ranks have drifted apart$"):
+        order.refuse("the ranks have drifted apart")
+    # A process alone has nobody to keep in step with.
+    if dist.get_world_size() > 1:
+        with pytest.raises(Disagreement, match=r"^the ranks have drifted apart$"):
+            order.check()
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_what_all_ranks_have_refused_is_refused_again(world_size: int) -> None:
+    ranks.run(world_size, said_again)
+
+
 def one_has_finished() -> str:
     order = Order()
     alive.append(order)

@@ -126,3 +126,22 @@ def lazily() -> None:
     assert drawn == []
     assert next(steps) == (0, 1.0)
     assert drawn == [0]
+
+
+class Array:
+    """As NumPy's: a comparison gives one truth value for each element, and so none for all."""
+
+    def __eq__(self, other: object) -> Any:
+        raise ValueError("the truth value of an array is ambiguous")
+
+    __ne__ = __eq__
+    __hash__ = None  # type: ignore[assignment]
+
+
+def arrays() -> None:
+    own = Array()
+    assert [batch is own for batch, _ in join([own] * (1 + dist.get_rank()))] == [True, True]
+
+
+def test_batches_are_not_compared() -> None:
+    ranks.run(2, arrays)
