@@ -249,7 +249,7 @@ class Hooks:
         if results and not (recomputed and self.expected):
             self.expected += 1
             if not recomputed:
-                self.scheduler.forward_ended(self.unit)
+                self.scheduler.ended.append(self.unit)
         return output
 
     def announce(self, use: Use, others: Iterable[Any]) -> None:

@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
@@ -147,8 +148,10 @@ class Scheduler:
         self.orders: dict[bool, list[Unit]] = {True: [], False: []}
         self.grad = True
         self.route = self.back = Route()
-        # The units whose forward pass has ended since the last backward pass.
-        self.ended: list[Unit] = []
+        # The units whose forward pass has ended since the last backward pass. After an
+        # evaluation with gradients enabled, no backward pass empties the record, so its
+        # length is limited.
+        self.ended: deque[Unit] = deque(maxlen=MOST)
         self.warned = False
 
     def add(self, hooks: Hooks) -> None:
@@ -240,13 +243,6 @@ class Scheduler:
                     other.free()
         self.prefetch.start(following, self.units)
 
-    def forward_ended(self, unit: Unit) -> None:
-        """Record the order of the forward pass, which the backward pass reads from its end."""
-        self.ended.append(unit)
-        # After an evaluation with gradients enabled, no backward pass empties the list,
-        # so its length is limited.
-        del self.ended[: -MOST * len(self.units)]
-
     def open(self, hooks: Hooks, number: int) -> None:
         """Add a unit to the current backward pass, and register a callback for the end.
 
@@ -271,7 +267,8 @@ class Scheduler:
             self.order.begin(changed_since_sharding(self.units) + kind)
             self.exchanged.clear()
             # The units are expected in the reverse order of their forward passes.
-            self.back, self.ended = Route(self.ended[::-1]), []
+            self.back = Route(list(reversed(self.ended)))
+            self.ended.clear()
         if task not in self.passes:
             self.passes[task] = []
             at_end_of_backward(Ending(self, task))
@@ -516,9 +513,8 @@ def scheduler_of(model: nn.Module) -> Scheduler:
 # :figure: timeline_prefetch
 
 
-# The largest number of forward passes of all units that are recorded for one backward
-# pass.
-MOST = 64
+# The most forward passes of units that are recorded for one backward pass.
+MOST = 2**14
 
 
 @dataclass(frozen=True, slots=True)
