@@ -64,11 +64,13 @@ def init(folder: Path, *, codes: Sequence[str] = (), mkdocs: bool = False) -> tu
     :param codes: the languages of the site, the first one that of the sources; guessed if there are none.
     :param mkdocs: whether mkdocs is to build the site as well.
 
-    Raises `SidelitError` if one of the files is there already, and if there is nothing to print.
+    Raises `SidelitError` if one of the files is there already, if there is nothing to print, and if the
+    project's own mkdocs empties the folder of these files.
     """
     if not folder.is_dir():
         raise SidelitError("there is no such folder", path=folder)
     languages.refuse(codes)
+    _refuse_emptied(folder)
     found = look(folder)
     spoken = tuple(codes) or (found.language,)
     files = {CONFIGURATION: _configuration(found, spoken), HOME: _home(found)}
@@ -83,6 +85,20 @@ def init(folder: Path, *, codes: Sequence[str] = (), mkdocs: bool = False) -> tu
                 "this file is there already", path=name, hint="remove it, or change it by hand"
             )
     return found, tuple(_write(folder, files))
+
+
+def _refuse_emptied(folder: Path) -> None:
+    """Refuse a project whose documentation is built into `site/`: mkdocs deletes what it finds there."""
+    for name in (MKDOCS, "mkdocs.yaml"):
+        path = folder / name
+        if not path.is_file():
+            continue
+        given = re.search(r"(?m)^site_dir *: *[\"']?([^\"'#\n]+)", path.read_text("utf-8", "replace"))
+        output = folder / (given[1].strip() if given else "site")
+        if output.resolve() in (folder / CONFIGURATION).resolve().parents:
+            what = "mkdocs deletes what lies in site/, where sidelit keeps its own files"
+            hint = "add the line `site_dir: build/docs` to it, or name another folder, and call init again"
+            raise SidelitError(what, path=name, hint=hint)
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> Iterator[Path]:

@@ -109,6 +109,31 @@ def test_nothing_is_written_over(repository: Path) -> None:
     assert not (repository / "site/sidelit.toml").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("mkdocs.yml", "site_name: Nets\n"),
+        ("mkdocs.yaml", "site_name: Nets\nsite_dir: 'site/'  # as always\n"),
+        ("mkdocs.yml", 'site_dir: "./site"\nsite_name: Nets\n'),
+    ],
+)
+def test_a_folder_that_mkdocs_empties_gets_no_files(repository: Path, name: str, text: str) -> None:
+    write(repository, name, text=text)
+    told = sidelit("init", cwd=repository, code=1).stderr
+    assert told.startswith(f"{name}: mkdocs deletes what lies in site/")
+    assert "`site_dir: build/docs`" in told
+    assert not (repository / "site").exists()
+
+
+def test_mkdocs_of_the_project_itself_leaves_the_files_alone(repository: Path) -> None:
+    write(repository, "mkdocs.yml", text="site_name: Nets\nsite_dir: build/docs\n")
+    sidelit("init", cwd=repository)
+    before = tree(repository / "site")
+    run("mkdocs", "build", "--quiet", cwd=repository)
+    assert (repository / "build/docs").is_dir()
+    assert tree(repository / "site") == before
+
+
 @pytest.mark.full
 def test_a_language_that_the_press_does_not_know_begins_with_a_file_of_words(repository: Path) -> None:
     sidelit("init", "--lang", "de", "--lang", "en", cwd=repository)
