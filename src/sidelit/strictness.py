@@ -38,6 +38,7 @@ USUAL: Mapping[str, Severity] = {
     "unknown-name": "error",
     "unused-symbol": "error",
     "symbol-twice": "error",
+    "hidden-character": "error",
     "code-without-words": "warning",
     "repeats-code": "warning",
     "picture-without-words": "warning",

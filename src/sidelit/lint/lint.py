@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ast
 import re
+import unicodedata
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from sidelit.glossary import Glossary
 from sidelit.lint import language, markup, terms
 from sidelit.lint.unit import Pair, pair, vocabulary
 from sidelit.source import literals, source
+from sidelit.text import code
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ FIRST_USE = "first-use"
 ALLOW = "allow"
 TEX_NOT_RAW = "tex-not-raw"
 STRAY = "hide-and-show"
+HIDDEN = "hidden-character"
 _STRAY = "this marker has no partner; write `# sidelit: show` behind the last line that readers need not see"
 _RAW = "a formula has a backslash, and Python reads it first; start the docstring with " + 'r"' + '""'
 _NAMES = frozenset((*(rule.name for rule in RULES), FIRST_USE))
@@ -162,6 +165,16 @@ def lint_source(text: str, path: str) -> tuple[Finding, ...]:
         if (line := next(lines, None)) is not None:
             found.append(Finding(path, literal.lineno + line, TEX_NOT_RAW, _RAW))
     return tuple(found)
+
+
+def lint_characters(text: str, path: str) -> Iterator[Finding]:
+    """Find [characters that nobody sees](../text/code.py): a source can look like another one by them."""
+    for number, line in enumerate(re.split(r"\r\n?|\n", text.removeprefix("\ufeff")), start=1):
+        if not line.isascii() and (found := code.HIDDEN.search(line)):
+            name = unicodedata.name(found[0], "a character without a name")
+            what = f"U+{ord(found[0]):04X}, {name}, is not seen by who reads this line"
+            sentence = f"{what}; remove it, or write its escape"
+            yield Finding(path, number, HIDDEN, sentence)
 
 
 def _docstrings(text: str, path: str) -> Iterator[ast.Constant]:

@@ -45,6 +45,8 @@ def findings(config: Config) -> tuple[Finding, ...]:
             replace(each, severity=severity) if each.rule == lint.TEX_NOT_RAW else each
             for each in lint.lint_source(text, chapter.source)
         )
+        if (asked := config.strictness.severities[lint.HIDDEN]) != "off":
+            found += (replace(each, severity=asked) for each in lint.lint_characters(text, chapter.source))
     # Of formulas that Python misreads, each docstring is told already.
     odd = (error for error in notes.errors if not isinstance(error, Misread))
     found += (replace(lint.refused(error, "source"), severity=severity) for error in (*unread, *odd))

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape, unescape
+from unicodedata import bidirectional
 
 from pygments.lexer import RegexLexer
 from pygments.lexers.python import PythonLexer
@@ -115,8 +116,24 @@ def marked(html: str, marks: Sequence[Mark]) -> str:
 
 
 def printable(text: str) -> str:
-    """Escape text for HTML; control characters, which HTML forbids, become their visible pictures."""
-    return text.translate(_PICTURES)
+    """Escape text for HTML; what nobody sees, and what HTML forbids, is written as Python's escapes."""
+    return visible(text).translate(_PICTURES)
+
+
+def visible(text: str) -> str:
+    """Show the characters that take no room, or that turn the order of their neighbours around.
+
+    They can make code look like other code: see [Trojan Source](https://arxiv.org/abs/2111.00169).
+    """
+    return text if text.isascii() else HIDDEN.sub(lambda found: _picture(ord(found[0])), text)
+
+
+# Marks of direction, and characters without a width. Between letters of the scripts that need them, and in
+# emoji, joiners are no deception.
+HIDDEN = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\u3164"
+    "\ufeff\uffa0\U000e0000-\U000e007f]|(?<![^\\x00-\\x7f])[\u200c\u200d]|[\u200c\u200d](?![^\\x00-\\x7f])"
+)
 
 
 _PIECE = re.compile(r"<[^>]*>|[^<]+")
@@ -127,7 +144,7 @@ def _picture(code: int) -> str:
         return chr(0x2400 + code)
     if code == 0x7F:
         return "\u2421"
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 # Unicode will never give a meaning to these, and HTML forbids them as it forbids control characters.
@@ -140,8 +157,11 @@ _PICTURES |= {ord(sign): escape(sign, quote=False) for sign in "&<>"}
 def _span(kind: object, text: str) -> str:
     if not text:
         return ""
-    name = _class(kind)
-    return f'<span class="{name}">{printable(text)}</span>' if name else printable(text)
+    name, shown = _class(kind), printable(text)
+    # Between two words that run from right to left, a browser would turn the code around, too.
+    if not text.isascii() and any(bidirectional(char) in ("R", "AL") for char in text):
+        shown = f'<bdi dir="ltr">{shown}</bdi>'
+    return f'<span class="{name}">{shown}</span>' if name else shown
 
 
 def _class(kind: object) -> str:

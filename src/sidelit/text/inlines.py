@@ -20,6 +20,7 @@ from markdown_it.token import Token
 
 from sidelit.errors import SidelitError
 from sidelit.text import markup
+from sidelit.text.code import printable
 from sidelit.text.dialect import is_cjk
 from sidelit.text.directives import Directive
 from sidelit.text.labels import LABELS
@@ -103,7 +104,7 @@ class InlineWriter:
             case "code_inline":
                 gaps = _gaps(children, index, child.content[:1], child.content[-1:])
                 attributes = {"class": gaps, "data-sym": self.context.symbols(child.content)}
-                return f"{tag('code', attributes)}{escape(child.content, quote=False)}</code>"
+                return f"{tag('code', attributes)}{printable(child.content)}</code>"
             case "math_inline":
                 return self.formula(owner, child, gaps=_gaps(children, index))
             case "math_inline_double":

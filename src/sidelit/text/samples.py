@@ -14,10 +14,12 @@ from pygments.lexer import Lexer
 from pygments.lexers import get_lexer_by_name
 from pygments.util import ClassNotFound
 
+from sidelit.text.code import visible
+
 
 def coloured(code: str, language: str) -> str:
     """Code as HTML with Pygments' short classes; a language it does not know stays plain."""
-    lexer = _lexer(language)
+    lexer, code = _lexer(language), visible(code)
     if lexer is None:
         return escape(code, quote=False)
     return str(highlight(code, lexer, HtmlFormatter(nowrap=True)))

@@ -163,6 +163,20 @@ def test_other_sources_pass(text: str) -> None:
     assert lint.lint_source(text, "a.py") == ()
 
 
+def test_what_nobody_sees_is_told_with_its_line(sample: Path) -> None:
+    line = edit(sample / "src/sample/ring.py", "LIMIT = 8", "LIMIT = 8  # \u202eeight\u202c")
+    told = sidelit("lint", cwd=sample, code=1).stderr
+    assert (
+        f"src/sample/ring.py:{line}: hidden-character: U+202E, RIGHT-TO-LEFT OVERRIDE, is not seen by who "
+        "reads this line; remove it, or write its escape" in told
+    )
+    configuration = sample / "site/sidelit.toml"
+    configuration.write_text(
+        configuration.read_text("utf-8") + '\n[lint.rules]\nhidden-character = "off"\n', encoding="utf-8"
+    )
+    assert "hidden-character" not in sidelit("lint", cwd=sample).stderr
+
+
 def test_a_hide_without_a_show_is_linted(sample: Path) -> None:
     line = edit(sample / "src/sample/ring.py", "LIMIT = 8", "# sidelit: hide\nLIMIT = 8")
     told = sidelit("lint", cwd=sample, code=1).stderr

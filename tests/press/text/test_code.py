@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidelit.text import code
+from sidelit.text import code, samples
 
 
 class Text(HTMLParser):
@@ -23,7 +24,7 @@ class Text(HTMLParser):
         assert self.depth == 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag == "span"
+        assert tag in ("span", "bdi")
         self.depth += 1
 
     def handle_endtag(self, tag: str) -> None:
@@ -60,7 +61,9 @@ def test_lines_are_those_of_python_and_each_is_whole(text: str) -> None:
     assert [line.text for line in lines] == expected
     for line in lines:
         shown = Text(line.html).text
-        assert len(shown) == len(line.text) or re.search(r"[\x80-\x9f]", line.text)
+        escaped = re.search(r"[\x80-\x9f]", line.text) or code.HIDDEN.search(line.text)
+        assert len(shown) == len(line.text) or escaped
+        assert not code.HIDDEN.search(shown)
         assert not re.search(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f]", shown)
 
 
@@ -88,3 +91,29 @@ def test_a_line_that_is_shown_shortened_is_shown_plain() -> None:
 
 def test_control_characters_become_visible() -> None:
     assert code.printable("a\x00\x1b\x7f\x85<") == "a\u2400\u241b\u2421\\x85&lt;"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('if level != "user\u202e \u2066# admin\u2069":', 'if level != "user\\u202e \\u2066# admin\\u2069":'),
+        ("na\u200bme = na\u00adme", "na\\u200bme = na\\xadme"),
+        ("\u3164 = 1", "\\u3164 = 1"),
+        ("x = 'a\u200d'", "x = 'a\\u200d'"),
+        ("x = '\U000e0041'", "x = '\\U000e0041'"),
+        # Joiners that a script or a picture needs.
+        ("x = '\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645'", None),
+        ("x = '\U0001f468\u200d\U0001f469'", None),
+    ],
+)
+def test_what_nobody_sees_is_shown(text: str, shown: str | None) -> None:
+    (line,) = code.highlight(text)
+    assert Text(line.html).text == (text if shown is None else shown)
+    assert line.text == text
+    assert Text(samples.coloured(text, "python")).text.rstrip("\n") == (text if shown is None else shown)
+
+
+def test_words_from_right_to_left_do_not_turn_the_code_between_them_around() -> None:
+    (line,) = code.highlight("\u05d0 = \u05d1 + '\u05d2'")
+    assert line.html.count("<bdi ") == 3
+    assert Text(line.html).text == "\u05d0 = \u05d1 + '\u05d2'"
