@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,15 @@ def test_lint_passes_the_sample_and_stops_at_a_wrong_word(sample: Path) -> None:
     edit(path, 'msgid "The window"\nmsgstr ""', 'msgid "The window"\nmsgstr "窗户"')
     done = sidelit("lint", cwd=sample, code=1)
     assert "site/locale/zh/sample/tools/window.po:" in done.stderr
+
+
+def test_a_doubtful_escape_of_the_author_is_no_matter_of_the_press(sample: Path) -> None:
+    edit(sample / "src/sample/ring.py", "LIMIT = 8", 'LIMIT = 8\nDIGITS = "\\d"')
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        sidelit("lint", cwd=sample)
+        sidelit("build", cwd=sample)
+    assert [str(each.message) for each in told if "escape" in str(each.message)] == []
 
 
 def test_cite_gives_a_sentence_and_bibtex(sample: Path) -> None:

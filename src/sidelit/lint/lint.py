@@ -17,7 +17,6 @@ from __future__ import annotations
 import ast
 import re
 import unicodedata
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -179,10 +178,7 @@ def lint_characters(text: str, path: str) -> Iterator[Finding]:
 
 def _docstrings(text: str, path: str) -> Iterator[ast.Constant]:
     try:
-        with warnings.catch_warnings():
-            # The very slip that is looked for makes newer Pythons warn while they parse.
-            warnings.simplefilter("ignore")
-            tree = ast.parse(text)
+        tree = literals.tree(text)
     except SyntaxError as error:
         raise SidelitError(f"this is not valid Python: {error.msg}", path=path, line=error.lineno) from None
     for node in ast.walk(tree):

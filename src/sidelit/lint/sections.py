@@ -16,6 +16,7 @@ from markdown_it.token import Token
 from sidelit.ids import naming
 from sidelit.lint import echo, english
 from sidelit.lint.unit import words_of
+from sidelit.source import literals
 from sidelit.strictness import Strictness
 from sidelit.text import markup
 
@@ -61,7 +62,7 @@ def _code_without_words(section: Section, asked: Strictness) -> Iterator[tuple[i
 def _saying_nothing(code: Sequence[str]) -> int:
     """How many lines are imports, and lists of what is imported: nobody has words for those."""
     try:
-        body = ast.parse(textwrap.dedent("\n".join(code))).body
+        body = literals.tree(textwrap.dedent("\n".join(code))).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return 0
     found = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom) or _is_offer(node)]

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from sidelit.errors import SidelitError
 from sidelit.names.survey import Survey, survey
+from sidelit.source import literals
 from sidelit.source.decoding import read_source
 
 
@@ -96,7 +97,7 @@ def read(each: Written) -> File | None:
         text = each.text if isinstance(each.text, str) else read_source(each.text, each.path)[0]
         text = re.sub(r"\r\n?", "\n", text).removeprefix("\ufeff")
         with _undisturbed():
-            found = survey(ast.parse(text), each.module, each.package)
+            found = survey(literals.tree(text), each.module, each.package)
     except (SyntaxError, ValueError, RecursionError, MemoryError, SidelitError):
         return None
     return File(each.path, each.module, each.package, text.split("\n"), found, len(text))

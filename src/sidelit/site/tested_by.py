@@ -26,6 +26,7 @@ from sidelit.proofs import Proof
 from sidelit.site.content import Text
 from sidelit.site.identifiers import Identifiers
 from sidelit.site.used_in import Uses
+from sidelit.source import literals
 from sidelit.source.decoding import read_source
 from sidelit.source.surface import of_text
 
@@ -130,7 +131,7 @@ def _tests(config: Config, names: Identifiers, text: Text) -> tuple[Test, ...]:
 
 def _found(config: Config, names: Identifiers, path: str) -> Iterator[Test]:
     try:
-        tree = ast.parse(read_source(config.project / path, path)[0])
+        tree = literals.tree(read_source(config.project / path, path)[0])
     except (SyntaxError, ValueError, RecursionError):
         return
     nodes = dict(_functions(tree))

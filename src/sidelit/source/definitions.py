@@ -11,13 +11,12 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from sidelit.errors import SidelitError
-from sidelit.source.literals import as_meant
+from sidelit.source.literals import as_meant, tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +81,7 @@ def _parse(text: str, path: str) -> ast.Module:
         line = text.count("\n", 0, culprit.start()) + 1
         raise SidelitError("not valid Python: a character that no source may hold", path=path, line=line)
     try:
-        # A doubtful escape in somebody's string is a matter for their linter, not for a reader's build.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return ast.parse(text, filename=path)
+        return tree(text)
     except SyntaxError as error:
         raise SidelitError(f"not valid Python: {error.msg}", path=path, line=error.lineno or 1) from None
     except (RecursionError, MemoryError):

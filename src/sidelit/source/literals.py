@@ -15,9 +15,21 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 
 from sidelit.errors import SidelitError
+
+
+def tree(text: str) -> ast.Module:
+    """Parse Python as `ast.parse` does, in silence.
+
+    A doubtful escape in somebody's string is a matter for their linter, not for a reader's build.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text)
+
 
 # Several literals side by side have no text of their own that could be taken.
 _LITERAL = re.compile(r'([uU]?)("""|\'\'\'|"|\')(.*)\2', re.DOTALL)

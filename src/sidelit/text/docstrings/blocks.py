@@ -7,13 +7,13 @@ What docutils could not make out (a directive that nobody knows, a broken table)
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from docutils import nodes
 
+from sidelit.source import literals
 from sidelit.text.docstrings import roles
 from sidelit.text.docstrings.maker import Maker
 from sidelit.text.docstrings.sentences import escaped, picture, sentence
@@ -217,7 +217,7 @@ def _language(node: nodes.Element) -> str:
     if isinstance(node, nodes.doctest_block) or _PYCON.search(text):
         return "pycon"
     try:
-        ast.parse(text)
+        literals.tree(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ""
     return "python"
