@@ -1,7 +1,7 @@
 """The book of this repository: in one language and in three, from nothing and after one edit.
 
-A copy of the project is built, so that an edit hurts nobody, and no git lies around it. The edit is one more
-sentence in the middle of a chapter.
+A copy of the project is built, so that an edit hurts nobody, and no git lies around it. The edits are made in
+the middle of the book, in a chapter to which many others lead.
 """
 
 from __future__ import annotations
@@ -52,18 +52,33 @@ def cold(folder: Path) -> Cost:
     return run(sidelit("build"), folder)
 
 
-def again(folder: Path) -> Cost:
+def again(folder: Path, kind: str) -> Cost:
     """A build after one edit, and whatever the last build left behind."""
-    edit(folder)
+    edit(folder, kind)
     return run(sidelit("build"), folder)
 
 
-def edit(folder: Path) -> None:
-    """Write one more sentence into the first comment of the chapter that stands alone on its line."""
+# What a writer changes: a pattern whose first place is replaced. Each can be made again and again.
+EDITS = {
+    # Words of a comment; no line moves.
+    "words": (r"(?m)^( +# (?!sidelit:).*)\.$", r"\1, and so on."),
+    # All lines below it move.
+    "line": (r"(?m)^( +)(# (?!sidelit:).*\.)$", r"\1\2\n\1# It is so."),
+    # Its title stands in the contents.
+    "section": (r"\Z", '\n\ndef one_more() -> int:\n    """One more section."""\n    return 1\n'),
+    # It stands on other pages: cards, contents, links.
+    "lede": (r"(?m)^(> .*)\.$", r"\1, and so on."),
+}
+
+
+def edit(folder: Path, kind: str) -> None:
+    """Change the chapter."""
     path = folder / CHAPTER
     text = path.read_text("utf-8")
-    longer = re.sub(r"(?m)^(    # (?!sidelit:).*\.)$", r"\1 It is so.", text, count=1)
-    path.write_text(longer, encoding="utf-8")
+    changed = re.sub(*EDITS[kind], text, count=1)
+    if changed == text:
+        sys.exit(f"{CHAPTER} has no place for the edit {kind!r}, so an unchanged build would be measured")
+    path.write_text(changed, encoding="utf-8")
 
 
 def pages(folder: Path) -> int:
@@ -88,11 +103,11 @@ class Served:
             sys.exit(f"sidelit serve said {line!r}")
         self._address = found[0]
 
-    def edited(self) -> Cost:
+    def edited(self, kind: str) -> Cost:
         """Save the chapter, and wait for the next site."""
         turn = self._state("")["turn"]
         start, before = time.perf_counter(), self._cpu()
-        edit(self._folder)
+        edit(self._folder, kind)
         while self._state(f"?{turn}")["turn"] == turn:
             pass
         wall, cpu = time.perf_counter() - start, self._cpu() - before
