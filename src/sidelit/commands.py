@@ -88,10 +88,17 @@ def make_labs(given: argparse.Namespace) -> int:
 def serve_site(given: argparse.Namespace) -> int:
     """`sidelit serve`."""
     path = _path(given)
+    unread: set[str] | None = None
 
     def build() -> Mapping[str, bytes]:
+        nonlocal unread
         # The configuration is read anew each time: it may be what was saved.
         files, done = partial.files(config.load(path))
+        broken = {str(error.path): error for error in done.skipped}
+        # A file that could be read before is half typed: its page stays, and the message below it.
+        for new in broken.keys() - unread if unread is not None else ():
+            raise broken[new]
+        unread = set(broken)
         _gaps(done)
         return files
 

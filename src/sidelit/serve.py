@@ -32,8 +32,8 @@ PAUSE = 0.2
 # What this machine is called by those who sit at it. The port is theirs to choose: it may be forwarded.
 NAMES = frozenset(("localhost", "127.0.0.1", "[::1]"))
 
-_FAILED = """<!doctype html><html lang="en"><meta charset="utf-8"><title>The build failed</title>
-<h1>The build failed</h1><pre>{error}</pre><script src="{script}" data-state="{state}"></script></html>
+_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
+<body><h1>{title}</h1><pre>{text}</pre></body></html>
 """
 _STRANGER = b"This server answers to the names of this machine only: open http://localhost with its port.\n"
 
@@ -235,9 +235,11 @@ def answer(state: State, path: str) -> tuple[int, str, bytes]:
         # Without the slash the links of its page would lead out of the folder.
         return HTTPStatus.MOVED_PERMANENTLY, "text/plain", f"/{quote(name)}/".encode()
     if not state.files:
-        page = _FAILED.format(error=escape(state.error), script=SCRIPT, state=state.site)
-        return 503, "text/html; charset=utf-8", page.encode()
-    return 404, "text/plain; charset=utf-8", b"There is no such page.\n"
+        page, status = _PAGE.format(title="The build failed", text=escape(state.error)), 503
+    else:
+        page, status = _PAGE.format(title="There is no such page", text=escape(unquote(path))), 404
+    # It loads itself again, too: the next build may have the page.
+    return status, "text/html; charset=utf-8", _with_script(page.encode(), state)
 
 
 def _with_script(page: bytes, state: State) -> bytes:

@@ -117,6 +117,34 @@ def test_gaps_are_told_with_each_build(sample: Path) -> None:
         server.process.communicate()
 
 
+@pytest.mark.full
+def test_a_page_that_is_being_typed_stays_where_a_build_goes_on(sample: Path) -> None:
+    ring, window = sample / "src/sample/ring.py", sample / "src/sample/tools/window.py"
+    mended = ring.read_text("utf-8")
+    gappy(sample)
+    server = Server(sample)
+    try:
+        before = server.get("tools/window.html")
+        line = edit(window, "first = 0", "first = = 0")
+        state = server.after("1")
+        assert (state["site"], state["error"].split(": ")[0]) == ("1", f"src/sample/tools/window.py:{line}")
+        assert server.get("tools/window.html") == before
+        edit(window, "first = = 0", "first = 9")
+        assert server.after("2")["site"] == "2"
+        assert '<span class="mi">9</span>' in server.get("tools/window.html")
+        # What could not be read from the start has no page until it is mended.
+        with pytest.raises(HTTPError) as answer:
+            server.get("ring.html")
+        assert b'<script src="/-/reload.js" data-state="2"></script></body>' in answer.value.read()
+        answer.value.close()
+        ring.write_text(mended, encoding="utf-8")
+        assert server.after("3")["site"] == "3"
+        assert "A ring" in server.get("ring.html")
+    finally:
+        server.process.kill()
+        server.process.communicate()
+
+
 def test_a_file_that_is_still_being_written_is_not_read(tmp_path: Path) -> None:
     """An editor that empties a file and then fills it must not get a message about the empty one."""
     file = tmp_path / "ring.py"

@@ -396,6 +396,19 @@ def test_the_store_of_torchrun(culprit: int) -> None:
 alive: list[Order] = []
 
 
+def before_any_pass() -> None:
+    """As `load_state_dict` gathers, or a program that clips first of all."""
+    order = Order()
+    order.before("gather", "first", "first")
+    full = torch.empty(2)
+    order.watch(all_gather(full, torch.ones(1)).works)
+    assert order.index == 1
+
+
+def test_what_is_exchanged_before_the_first_pass_has_its_place_in_the_order() -> None:
+    ranks.run(2, before_any_pass)
+
+
 def said_again() -> None:
     order = Order()
     order.check()
