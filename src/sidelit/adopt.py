@@ -17,6 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from markdown_it.token import Token
+
 from sidelit import languages, reading
 from sidelit.errors import SidelitError
 from sidelit.source import source
@@ -210,34 +212,49 @@ def _tagline(folder: Path) -> str:
     """
     if said := _project(folder).get("description"):
         return str(said)
-    path = folder / "README.md"
-    try:
-        tokens = markup.parse(reading.text(path)) if path.is_file() else ()
-    except (OSError, UnicodeDecodeError, SidelitError):
-        return ""
+    tokens = _readme(folder)
     paragraphs = (after for before, after in pairwise(tokens) if before.type == "paragraph_open")
-    # A row of badges is no sentence.
-    spoken = (each for each in paragraphs if all(child.type != "image" for child in each.children or ()))
+    # A row of badges is no sentence, and what is written in HTML is shown as it was typed.
+    spoken = (
+        each
+        for each in paragraphs
+        if all(child.type != "image" for child in each.children or ()) and not each.content.startswith("<")
+    )
     first = " ".join(markup.plain(next(spoken, ())).split())
     sentence = re.match(r".{12,}?[.!?。！？](?=\s|$|[^\x00-\x7f])", first)
     return sentence[0] if sentence else first
 
 
 def _title(folder: Path) -> str:
-    """The heading of the README, if it is words alone; else the name of the distribution, or the folder's."""
-    for path in sorted(folder.glob("README*")):
-        found = re.search(r"(?m)^# +([^\n<\[!`]+)$", path.read_text(encoding="utf-8", errors="replace"))
-        if found:
-            return found[1].strip()
+    """The first heading of the README, if it is words alone; else the distribution's name, or the folder's.
+
+    A later heading is the title of a part, such as "Installation".
+    """
+    headings = (each for each in pairwise(_readme(folder)) if each[0].type == "heading_open")
+    opening, inline = next(headings, (None, None))
+    if opening and inline and opening.tag == "h1" and re.fullmatch(r"[^<\[!`]+", inline.content):
+        return inline.content.strip()
     return str(_project(folder).get("name") or folder.resolve().name)
 
 
+def _readme(folder: Path) -> Sequence[Token]:
+    """The README, however its name is written; nothing if there is none, or it cannot be read."""
+    found = sorted(path for path in folder.iterdir() if path.name.lower() in ("readme.md", "readme"))
+    try:
+        return markup.parse(reading.text(found[-1])) if found else ()
+    except (OSError, UnicodeDecodeError, SidelitError):
+        return ()
+
+
 def _language(words: Sequence[str]) -> str:
-    """What the commentary is written in, as far as letters tell: kana are Japanese, ideographs Chinese."""
+    """What the commentary is written in, as far as letters tell: kana are Japanese, ideographs Chinese.
+
+    Commentary in Chinese is full of English names, and one character says about as much as a word.
+    """
     text = "".join(words)
     kana = len(re.findall("[\u3041-\u30ff]", text))
     ideographs = len(re.findall("[\u4e00-\u9fff]", text))
-    if (kana + ideographs) * 5 < len(text):
+    if kana + ideographs <= len(re.findall("[A-Za-z_]+", text)):
         return "en"
     return "ja" if kana * 10 > ideographs else "zh"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from press.project import edit, page, run, sidelit, tree
-from sidelit import config
+from sidelit import adopt, config
 from sidelit.errors import SidelitError
 
 
@@ -285,6 +285,39 @@ def test_a_configuration_that_is_not_there_is_called_as_it_was_given(tmp_path: P
     assert told == f"deep/nope.toml: there is no such file; {hint}"
     told = sidelit("build", "--config", "deep/site", cwd=tmp_path, code=1).stderr
     assert told == f"deep/site: this is no file; {hint}"
+
+
+@pytest.mark.parametrize(
+    ("name", "readme", "title", "tagline"),
+    [
+        ("readme.md", "# Nets\n\nSmall ones.\n", "Nets", "Small ones."),
+        ("README.md", "<h1>N</h1>\n\n<p align=center>A picture.</p>\n\nIt is one.\n", "own", "It is one."),
+        ("README.md", "![logo](l.png)\n\n## Package dependencies\n\n# Installation\n", "own", ""),
+        ("README.md", "# [Nets](https://example.org)\n\n# 项目介绍\n", "own", ""),
+        ("README.zh.md", "# 项目介绍\n", "own", ""),
+    ],
+)
+def test_the_title_is_the_first_heading_or_the_name(
+    tmp_path: Path, name: str, readme: str, title: str, tagline: str
+) -> None:
+    write(tmp_path, "own/net.py", text="X = 1\n")
+    write(tmp_path, f"own/{name}", text=readme)
+    found = adopt.look(tmp_path / "own")
+    assert (found.title, found.tagline) == (title, tagline)
+
+
+@pytest.mark.parametrize(
+    ("comment", "language"),
+    [
+        ("计算 attention 分数，形状是 (batch, heads, seq_len, seq_len)，再除以 sqrt(d_k)", "zh"),
+        ("AttentionのスコアをFP32で計算し、softmaxの前にmaskを加える", "ja"),
+        ("Tokens such as 你好 are cut into bytes before they are counted.", "en"),
+        ("", "en"),
+    ],
+)
+def test_the_language_is_that_of_the_commentary(tmp_path: Path, comment: str, language: str) -> None:
+    write(tmp_path, "net.py", text=f"# {comment}\nX = 1\n")
+    assert adopt.look(tmp_path).language == language
 
 
 NETS = "Small nets, in pure Python."
