@@ -659,11 +659,14 @@ class Bundle:
             all_gather(self.rows, piece, group=self.lead.groups.shards).wait()
             whole = self.rows.view(self.flats[0].layout.world_size, -1)
         sizes = [flat.layout.shard_numel for flat in self.flats]
-        parts = [
+        parts = (
             part.clone(memory_format=torch.contiguous_format).view(-1)
             for part in whole.split(sizes, dim=1)
+        )
+        return [
+            move_out(part) if flat.offloaded else part
+            for flat, part in zip(self.flats, parts, strict=True)
         ]
-        return [move_out(part) for part in parts] if self.flats[0].offloaded else parts
 
 
 # The most bytes of gradients that are exchanged together. While they are put side by side,
