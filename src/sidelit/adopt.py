@@ -19,7 +19,7 @@ from typing import Any
 
 from markdown_it.token import Token
 
-from sidelit import languages, reading
+from sidelit import languages
 from sidelit.errors import SidelitError
 from sidelit.source import source
 from sidelit.tables import read_toml
@@ -95,9 +95,12 @@ def _refuse_emptied(folder: Path) -> None:
         path = folder / name
         if not path.is_file():
             continue
-        given = re.search(r"(?m)^site_dir *: *[\"']?([^\"'#\n]+)", path.read_text("utf-8", "replace"))
-        output = folder / (given[1].strip() if given else "site")
-        if output.resolve() in (folder / CONFIGURATION).resolve().parents:
+        text = path.read_text("utf-8", "replace").removeprefix("\ufeff").replace("\0", "")
+        given = re.search(r"(?m)^site_dir *: *[\"']?([^\"'#\n]+)", text)
+        said = given[1].strip() if given else ""
+        # What stands in the environment of each machine may be missing there: then it is `site`, too.
+        output = (folder / ("site" if said in ("", "null", "~") or said.startswith("!") else said)).resolve()
+        if any((folder / name).resolve().is_relative_to(output) for name in (CONFIGURATION, HOME)):
             what = "mkdocs deletes what lies in site/, where sidelit keeps its own files"
             hint = "add the line `site_dir: build/docs` to it, or name another folder, and call init again"
             raise SidelitError(what, path=name, hint=hint)
@@ -231,18 +234,19 @@ def _title(folder: Path) -> str:
     A later heading is the title of a part, such as "Installation".
     """
     headings = (each for each in pairwise(_readme(folder)) if each[0].type == "heading_open")
-    opening, inline = next(headings, (None, None))
+    opening, inline = next((each for each in headings if each[0].level == 0), (None, None))
     if opening and inline and opening.tag == "h1" and re.fullmatch(r"[^<\[!`]+", inline.content):
-        return inline.content.strip()
+        return markup.plain(inline)
     return str(_project(folder).get("name") or folder.resolve().name)
 
 
 def _readme(folder: Path) -> Sequence[Token]:
     """The README, however its name is written; nothing if there is none, or it cannot be read."""
-    found = sorted(path for path in folder.iterdir() if path.name.lower() in ("readme.md", "readme"))
+    named = [path for path in folder.iterdir() if path.name.lower() in ("readme.md", "readme")]
+    found = max((path for path in named if path.is_file()), key=lambda path: path.suffix != "", default=None)
     try:
-        return markup.parse(reading.text(found[-1])) if found else ()
-    except (OSError, UnicodeDecodeError, SidelitError):
+        return markup.parse(found.read_text("utf-8", "replace").removeprefix("\ufeff")) if found else ()
+    except (OSError, SidelitError):
         return ()
 
 

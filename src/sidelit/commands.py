@@ -88,19 +88,20 @@ def make_labs(given: argparse.Namespace) -> int:
 def serve_site(given: argparse.Namespace) -> int:
     """`sidelit serve`."""
     path = _path(given)
+    old: Mapping[str, bytes] = {}
+    # What no build could read is told where the server was started. It has no page that could be open.
     unread: set[str] | None = None
 
-    def build() -> Mapping[str, bytes]:
-        nonlocal unread
+    def build() -> tuple[Mapping[str, bytes], str]:
+        nonlocal old, unread
         # The configuration is read anew each time: it may be what was saved.
         files, done = partial.files(config.load(path))
-        broken = {str(error.path): error for error in done.skipped}
-        # A file that could be read before is half typed: its page stays, and the message below it.
-        for new in broken.keys() - unread if unread is not None else ():
-            raise broken[new]
-        unread = set(broken)
         _gaps(done)
-        return files
+        broken = {str(error.path): str(error) for error in done.skipped}
+        unread = set(broken) if unread is None else unread & broken.keys()
+        # The page of a file that is half typed stays as it was, and the message stands below it.
+        old = {**old, **files} if broken else files
+        return old, "\n".join(said for name, said in broken.items() if name not in unread)
 
     serve.serve(
         build,

@@ -61,16 +61,17 @@ class Handover:
         with self._changed:
             return self._state
 
-    def rebuild(self, build: Callable[[], Mapping[str, bytes]]) -> State:
+    def rebuild(self, build: Callable[[], tuple[Mapping[str, bytes], str]]) -> State:
         """Build outside the lock, so that readers are served meanwhile; put the outcome down in one move."""
         old = self.state
         try:
-            state = State(build(), old.site + 1, old.turn + 1)
-        except SidelitError as error:
-            state = State(old.files, old.site, old.turn + 1, str(error))
-        except OSError as error:
+            files, error = build()
+            state = State(files, old.site + 1, old.turn + 1, error)
+        except SidelitError as failed:
+            state = State(old.files, old.site, old.turn + 1, str(failed))
+        except OSError as failed:
             # A file may be gone for a moment while it is being saved.
-            state = State(old.files, old.site, old.turn + 1, str(refused(error)))
+            state = State(old.files, old.site, old.turn + 1, str(refused(failed)))
         with self._changed:
             self._state = state
             self._changed.notify_all()
@@ -122,12 +123,14 @@ class Watch:
 
 
 def serve(
-    build: Callable[[], Mapping[str, bytes]],
+    build: Callable[[], tuple[Mapping[str, bytes], str]],
     roots: Callable[[], Iterable[Path]],
     port: int,
     say: Callable[[str], None],
 ) -> None:
     """Serve what `build` makes on 127.0.0.1 until Ctrl-C, and build again when something in `roots` changes.
+
+    Beside the files `build` returns what is wrong with them, which each page shows.
 
     Raises `SidelitError` when the port is taken.
     """

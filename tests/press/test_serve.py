@@ -124,21 +124,25 @@ def test_a_page_that_is_being_typed_stays_where_a_build_goes_on(sample: Path) ->
     gappy(sample)
     server = Server(sample)
     try:
-        before = server.get("tools/window.html")
+        assert json.loads(server.get("-/wait"))["error"] == ""
         line = edit(window, "first = 0", "first = = 0")
         state = server.after("1")
-        assert (state["site"], state["error"].split(": ")[0]) == ("1", f"src/sample/tools/window.py:{line}")
-        assert server.get("tools/window.html") == before
+        assert state["error"].startswith(f"src/sample/tools/window.py:{line}: ")
+        assert '<span class="mi">0</span>' in server.get("tools/window.html")
+        # Other pages go on.
+        edit(sample / "site/pages/index.md", "# The sample\n", "# Still the sample\n")
+        assert server.after("2")["error"] == state["error"]
+        assert "Still" in server.get("index.html")
         edit(window, "first = = 0", "first = 9")
-        assert server.after("2")["site"] == "2"
+        assert server.after("3")["error"] == ""
         assert '<span class="mi">9</span>' in server.get("tools/window.html")
         # What could not be read from the start has no page until it is mended.
         with pytest.raises(HTTPError) as answer:
             server.get("ring.html")
-        assert b'<script src="/-/reload.js" data-state="2"></script></body>' in answer.value.read()
+        assert b'<script src="/-/reload.js" data-state="4"></script></body>' in answer.value.read()
         answer.value.close()
         ring.write_text(mended, encoding="utf-8")
-        assert server.after("3")["site"] == "3"
+        assert server.after("4")["error"] == ""
         assert "A ring" in server.get("ring.html")
     finally:
         server.process.kill()

@@ -253,6 +253,10 @@ class Scheduler:
         task = graph_task()
         if self.failed:
             forget_failed(self)
+        # Gradients that wait are added up in the dtype of the exchange, and means in that
+        # of the masters. So a unit that runs again is exchanged first.
+        if hooks.unit in self.late and hooks.unit.splits.gradients:
+            self.reduce_waiting()
         for other in self.passes.get(task, ()):
             # Suppose three layers read the same input. The gradient of that input is
             # complete only when the last of the three has run, and until then all three
@@ -318,17 +322,25 @@ class Scheduler:
 
         Until then they take memory that a unit exchanged by itself has given back.
         """
+        if not unit.pending:
+            # All of its parameters are frozen.
+            self.exchanged[unit] = None
+            return
         kind, nbytes = reduced_alike(unit)
         room = self.prefetch.together - nbytes
         if self.late:
             first, _ = reduced_alike(next(iter(self.late)))
             if kind is None or kind != first or sum(self.late.values()) > room:
-                self.exchange(*self.late)
-                self.late.clear()
+                self.reduce_waiting()
         if kind is None or room < 0:
             self.exchange(unit)
         else:
             self.late[unit] = nbytes
+
+    def reduce_waiting(self) -> None:
+        """Exchange the gradients that wait for others in stages 2 and 3."""
+        self.exchange(*self.late)
+        self.late.clear()
 
     def exchange(self, *units: Unit) -> None:
         """Reduce the gradients of a unit, or of [small ones together](unit.py#Bundle), after
@@ -555,8 +567,8 @@ class Prefetch:
         # The units to gather, and whether each is within the depth.
         due: dict[Unit, bool] = {}
         for place, unit in enumerate(following):
-            if place >= self.depth and not due:
-                return
+            if place >= self.depth and not (due and self.together):
+                break
             if unit.filled and unit.state is State.SHARDED and unit not in due:
                 if self.limit is not None:
                     room -= unit.nbytes

@@ -93,7 +93,6 @@ FIRST_USE = "first-use"
 ALLOW = "allow"
 TEX_NOT_RAW = "tex-not-raw"
 STRAY = "hide-and-show"
-HIDDEN = "hidden-character"
 _STRAY = "this marker has no partner; write `# sidelit: show` behind the last line that readers need not see"
 _RAW = "a formula has a backslash, and Python reads it first; start the docstring with " + 'r"' + '""'
 _NAMES = frozenset((*(rule.name for rule in RULES), FIRST_USE))
@@ -166,14 +165,16 @@ def lint_source(text: str, path: str) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def lint_characters(text: str, path: str) -> Iterator[Finding]:
-    """Find [characters that nobody sees](../text/code.py): a source can look like another one by them."""
+def lint_characters(text: str) -> Iterator[tuple[int, str]]:
+    """Find [characters that nobody sees](../text/code.py): a source can look like another one by them.
+
+    :returns: the lines, each with a sentence.
+    """
     for number, line in enumerate(re.split(r"\r\n?|\n", text.removeprefix("\ufeff")), start=1):
         if not line.isascii() and (found := code.HIDDEN.search(line)):
             name = unicodedata.name(found[0], "a character without a name")
             what = f"U+{ord(found[0]):04X}, {name}, is not seen by who reads this line"
-            sentence = f"{what}; remove it, or write its escape"
-            yield Finding(path, number, HIDDEN, sentence)
+            yield number, f"{what}; remove it, or write its escape"
 
 
 def _docstrings(text: str, path: str) -> Iterator[ast.Constant]:

@@ -45,8 +45,6 @@ def findings(config: Config) -> tuple[Finding, ...]:
             replace(each, severity=severity) if each.rule == lint.TEX_NOT_RAW else each
             for each in lint.lint_source(text, chapter.source)
         )
-        if (asked := config.strictness.severities[lint.HIDDEN]) != "off":
-            found += (replace(each, severity=asked) for each in lint.lint_characters(text, chapter.source))
     # Of formulas that Python misreads, each docstring is told already.
     odd = (error for error in notes.errors if not isinstance(error, Misread))
     found += (replace(lint.refused(error, "source"), severity=severity) for error in (*unread, *odd))
@@ -62,7 +60,7 @@ def _chosen(config: Config, written: Sequence[content.Text]) -> Iterator[Finding
     """What breaks a rule that the configuration may choose, and the allowances that nothing needs."""
     needed = set()
     allowed = {(each.rule, each.source, each.section) for each in config.strictness.allowed}
-    for rule, section, error in (*_symbols(written), *_sections(config, written)):
+    for rule, section, error in (*_symbols(written), *_sections(config, written), *_hidden(config, written)):
         severity = config.strictness.severities[rule]
         asked = rule, str(error.path), section
         if asked in allowed:
@@ -73,6 +71,18 @@ def _chosen(config: Config, written: Sequence[content.Text]) -> Iterator[Finding
         if (each.rule, each.source, each.section) not in needed:
             sentence = f"nothing in {each.source} at {each.section} breaks the rule {each.rule}; remove this"
             yield Finding(config.shown(config.path), each.line, lint.ALLOW, sentence)
+
+
+def _hidden(config: Config, written: Sequence[content.Text]) -> Iterator[tuple[str, str, SidelitError]]:
+    for page in written:
+        if page.prose:
+            continue
+        path = page.item.source
+        text = source.read(config.project / path, shown=path).text
+        for line, sentence in lint.lint_characters(text):
+            above = [piece for piece in page.pieces if piece.first_line <= line]
+            section = max(above, key=lambda piece: piece.first_line).id if above else ""
+            yield "hidden-character", section, SidelitError(sentence, path=path, line=line)
 
 
 def _said(error: SidelitError) -> str:

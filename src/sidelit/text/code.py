@@ -128,12 +128,15 @@ def visible(text: str) -> str:
     return text if text.isascii() else HIDDEN.sub(lambda found: _picture(ord(found[0])), text)
 
 
-# Marks of direction, and characters without a width. Between letters of the scripts that need them, and in
-# emoji, joiners are no deception.
-HIDDEN = re.compile(
-    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\u3164"
-    "\ufeff\uffa0\U000e0000-\U000e007f]|(?<![^\\x00-\\x7f])[\u200c\u200d]|[\u200c\u200d](?![^\\x00-\\x7f])"
+# Marks of direction, and characters without a width. Joiners are no deception between letters of the scripts
+# that need them and in emoji, nor are selectors behind these.
+_ALWAYS = (
+    "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f"
+    "\u3164\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e007f"
 )
+_SELECTORS = "\ufe00-\ufe0e\U000e0100-\U000e01ef"
+_LETTER = rf"[^\x00-\x7f{_ALWAYS}{_SELECTORS}\u200c\u200d]"
+HIDDEN = re.compile(rf"[{_ALWAYS}]|(?<!{_LETTER})[{_SELECTORS}\u200c\u200d]|[\u200c\u200d](?!{_LETTER})")
 
 
 _PIECE = re.compile(r"<[^>]*>|[^<]+")

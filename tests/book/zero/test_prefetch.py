@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
 
 import ranks
 from shardbook import Policy
@@ -107,7 +108,6 @@ def exchanges(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("prefetch", "expected"),
     [
-        (Prefetch(1), []),  # Each by itself.
         (Prefetch(0, together=300), []),
         (Prefetch(1, together=99), ["a"]),
         (Prefetch(1, together=300), ["abc"]),
@@ -132,6 +132,12 @@ def test_small_units_are_gathered_with_the_one_that_is_due(
     # Nothing more is due until one of those is used that were asked for.
     prefetch.start(following, following)
     assert exchanges == expected
+
+
+def test_without_a_number_of_bytes_each_unit_is_gathered_by_itself(exchanges: list[str]) -> None:
+    following = [unit(name) for name in "abc"]
+    assert gathered(Prefetch(2), following) == ["a", "b"]
+    assert exchanges == []
 
 
 def test_a_unit_that_follows_twice_is_gathered_once(exchanges: list[str]) -> None:
@@ -207,7 +213,7 @@ def test_gradients_wait_for_those_of_the_next_units_as_far_as_there_is_room(
         patch.setattr(one, "exchange", lambda *units: sent.append([*units]))
         patch.setattr(scheduler, "reduced_alike", like.__getitem__)
         for each in units:
-            each.trainable, each.splits = [], STAGES[3]
+            each.trainable, each.pending, each.splits = [], [None], STAGES[3]
             one.reduce(each)
             if each in one.late:
                 one.reduce(each)
@@ -216,6 +222,58 @@ def test_gradients_wait_for_those_of_the_next_units_as_far_as_there_is_room(
             assert (each in one.late) == (kind is not None and nbytes <= most)
             assert sum(waits.nbytes for waits in one.late) <= most
     assert [*sent, *([[*one.late]] if one.late else [])] == [*bundles(units, most, like.__getitem__)]
+
+
+class Repeated(torch.nn.Module):
+    """A small layer that runs eight times, each time recomputed by itself, and one behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Tanh())
+        self.head = torch.nn.Sequential(torch.nn.Linear(6, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(8):
+            x = checkpoint(self.layer, x, use_reentrant=True)
+        y: torch.Tensor = self.head(x)
+        return y
+
+
+def repeated_in_16_bits(stage: int) -> None:
+    """The means of all uses are added up in the dtype of the masters, even where units wait for others."""
+    from shardbook import shard
+
+    found = []
+    for prefetch in (Prefetch(), Prefetch(together=2**16)):
+        policy = Policy(param_dtype=torch.bfloat16)
+        kind = torch.nn.Sequential
+        model = shard(Repeated(), units=kind, stage=stage, prefetch=prefetch, policy=policy)
+        x = torch.linspace(-1, 1, 18).view(3, 6) + torch.distributed.get_rank()
+        model(x.requires_grad_()).float().square().sum().backward()
+        found.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_unit_that_runs_again_does_not_wait(stage: int) -> None:
+    ranks.run(2, repeated_in_16_bits, stage)
+
+
+def frozen_between(stage: int) -> list[int]:
+    from shardbook import shard
+    from shardbook.foundations.collectives import ledger
+
+    layers = [torch.nn.Linear(6, 6).requires_grad_(number % 2 == 0) for number in range(8)]
+    model = shard(torch.nn.Sequential(*layers), stage=stage, prefetch=Prefetch(together=2**16))
+    with ledger() as sent:
+        model(torch.ones(3, 6)).square().sum().backward()
+    return [call.payload for call in sent.calls if call.collective == "reduce-scatter"]
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_frozen_unit_does_not_part_those_around_it(stage: int) -> None:
+    assert [len(each) for each in ranks.run(2, frozen_between, stage)] == [1, 1]
 
 
 def test_a_route_is_followed_left_and_taken_up_again() -> None:

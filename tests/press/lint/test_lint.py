@@ -171,10 +171,16 @@ def test_what_nobody_sees_is_told_with_its_line(sample: Path) -> None:
         "reads this line; remove it, or write its escape" in told
     )
     configuration = sample / "site/sidelit.toml"
-    configuration.write_text(
-        configuration.read_text("utf-8") + '\n[lint.rules]\nhidden-character = "off"\n', encoding="utf-8"
-    )
-    assert "hidden-character" not in sidelit("lint", cwd=sample).stderr
+    before = configuration.read_text("utf-8")
+    section = re.search(r"escape \[(.+)\]", told)
+    assert section
+    allowed = f'source = "src/sample/ring.py"\nsection = "{section[1]}"\nbecause = "it is an example"\n'
+    for added in (
+        '[lint.rules]\nhidden-character = "off"\n',
+        f'[[lint.allow]]\nrule = "hidden-character"\n{allowed}',
+    ):
+        configuration.write_text(f"{before}\n{added}", encoding="utf-8")
+        assert "hidden-character" not in sidelit("lint", cwd=sample).stderr
 
 
 def test_a_hide_without_a_show_is_linted(sample: Path) -> None:

@@ -101,6 +101,9 @@ def test_control_characters_become_visible() -> None:
         ("\u3164 = 1", "\\u3164 = 1"),
         ("x = 'a\u200d'", "x = 'a\\u200d'"),
         ("x = '\U000e0041'", "x = '\\U000e0041'"),
+        ("a\u200d\u200d\u200db", "a\\u200d\\u200d\\u200db"),
+        ("a\u200b\u200d\u200bb", "a\\u200b\\u200d\\u200bb"),
+        ("'x\ufe00\U000e0100\ufff9'", "'x\\ufe00\\U000e0100\\ufff9'"),
         # Joiners that a script or a picture needs.
         ("x = '\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645'", None),
         ("x = '\U0001f468\u200d\U0001f469'", None),
