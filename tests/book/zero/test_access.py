@@ -546,7 +546,7 @@ def test_reads_in_a_block(stage: int) -> None:
     ranks.run(2, reads_in_a_block, stage)
 
 
-def a_read_is_exchanged_with_the_pass() -> None:
+def a_read_is_exchanged_with_the_pass(reads: int) -> None:
     """The unit has the backward pass of a penalty, and its own: one exchange, after the second."""
     from shardbook import shard, whole
     from shardbook.zero.scheduler import Scheduler
@@ -562,7 +562,8 @@ def a_read_is_exchanged_with_the_pass() -> None:
     x.register_hook(lambda _: seen.append("the input"))
     y = model(x.exp()).sum()
     with whole(model[0]):
-        penalty = model[0].weight.square().sum() + model[0].bias.square().sum()
+        read = [model[0].weight, model[0].bias][:reads]
+        penalty = torch.stack([parameter.square().sum() for parameter in read]).sum()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Scheduler, "exchange", exchange)
         (y + penalty).backward()
@@ -570,7 +571,8 @@ def a_read_is_exchanged_with_the_pass() -> None:
 
 
 def test_a_read_in_a_block_is_exchanged_with_the_pass_of_its_unit() -> None:
-    ranks.run(1, a_read_is_exchanged_with_the_pass)
+    for reads in (1, 2):
+        ranks.run(1, a_read_is_exchanged_with_the_pass, reads)
 
 
 def blocks_of_one_rank() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -349,3 +350,11 @@ def two_means_in_one_pass() -> float:
 def test_means_are_added_in_the_order_of_their_exchanges_whoever_has_used_the_parameter() -> None:
     assert (1e8 + 1 - 1e8, torch.tensor(1e8).add(1).sub(1e8).item()) == (1.0, 0.0)
     assert ranks.run(1, two_means_in_one_pass) == [0.0]
+
+
+def test_many_units_are_told_apart_by_two_names_their_number_and_a_checksum() -> None:
+    names = [f"blocks.{number}" for number in range(9)]
+    said = unused.in_short(names)
+    assert re.fullmatch(r"blocks\.0, blocks\.1 and 7 more units \([0-9a-f]{8}\)", said)
+    assert unused.in_short([*names[:-1], "blocks.9"]) != said
+    assert unused.in_short(list(names)) == said
