@@ -14,6 +14,7 @@ import ranks
 from book.toys import Batch, assert_equal, batch, chain, error
 from shardbook import clip_grad_norm_, join, no_sync, shard
 from shardbook.foundations.collectives import ledger
+from shardbook.training.accumulate import device_of
 
 
 def batches_of(rank: int, lengths: tuple[int, ...]) -> list[Batch]:
@@ -145,3 +146,19 @@ def arrays() -> None:
 
 def test_batches_are_not_compared() -> None:
     ranks.run(2, arrays)
+
+
+@pytest.mark.parametrize(
+    ("backends", "device"),
+    [
+        ("cpu:gloo", "cpu"),
+        ("cuda:nccl", "cuda"),
+        ("cuda:nccl,cpu:gloo", "cpu"),
+        ("xpu:xccl,cuda:nccl", "xpu"),
+    ],
+)
+def test_the_number_of_ranks_with_data_lies_where_the_backend_exchanges_it(
+    backends: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: backends)
+    assert device_of(None) == torch.device(device)
