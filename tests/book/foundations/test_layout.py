@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -11,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from shardbook.foundations.layout import ALIGN_BYTES, Layout, Slot, flatten, plan, views
+from shardbook.foundations.layout import (
+    ALIGN_BYTES,
+    Layout,
+    Slot,
+    flatten,
+    plan,
+    uncut_offsets,
+    views,
+)
 from shardbook.foundations.torch_private import shares_storage
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -282,3 +291,19 @@ def test_two_tensors_share_a_storage_or_do_not() -> None:
     for i, one in enumerate(kept):
         assert [shares_storage(one, other) for other in kept] == [i == j for j in range(3)]
         assert shares_storage(one, one[2:])
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=12), st.integers(1, 5), st.sampled_from([1, 8, 24]))
+def test_whole_parameters_lie_side_by_side_each_in_the_part_of_one_rank(
+    sizes: list[int], world_size: int, align: int
+) -> None:
+    starts, numel = uncut_offsets(sizes, world_size, align)
+    length, rest = divmod(numel, world_size)
+    assert rest == 0
+    places = sorted(zip(starts, sizes, strict=True))
+    assert all(a + size <= b for (a, size), (b, _) in pairwise(places))
+    for start, size in places:
+        rank, inside = divmod(start, length)
+        assert rank < world_size
+        assert inside % align == 0
+        assert inside + size <= length
