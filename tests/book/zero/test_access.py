@@ -625,6 +625,8 @@ def unsupported() -> None:
         for transform in (
             lambda: torch.vmap(of_input)(x),
             lambda: torch.func.grad(of_input)(x),
+            # A unit by itself, outside of the model's forward pass.
+            partial(torch.func.grad(lambda x, unit=model.left: unit(x).sum()), x),
         ):
             with refused("is sharded", "torch.func"):
                 transform()
