@@ -115,6 +115,10 @@ def test_nothing_is_written_over(repository: Path) -> None:
         ("mkdocs.yml", "site_name: Nets\n"),
         ("mkdocs.yaml", "site_name: Nets\nsite_dir: 'site/'  # as always\n"),
         ("mkdocs.yml", 'site_dir: "./site"\nsite_name: Nets\n'),
+        ("mkdocs.yml", "\ufeffsite_dir: null\n"),
+        ("mkdocs.yml", "site_dir: !ENV [OUT, site]\n"),
+        ("mkdocs.yml", "site_dir: site/pages\n"),
+        ("mkdocs.yml", "site_dir: \0site\n"),
     ],
 )
 def test_a_folder_that_mkdocs_empties_gets_no_files(repository: Path, name: str, text: str) -> None:
@@ -295,6 +299,8 @@ def test_a_configuration_that_is_not_there_is_called_as_it_was_given(tmp_path: P
         ("README.md", "![logo](l.png)\n\n## Package dependencies\n\n# Installation\n", "own", ""),
         ("README.md", "# [Nets](https://example.org)\n\n# 项目介绍\n", "own", ""),
         ("README.zh.md", "# 项目介绍\n", "own", ""),
+        ("README.md", "> # Quoted\n\n# **Small** nets &amp; more\n", "Small nets & more", ""),
+        ("README.md", "Nets\nin Python\n===\n", "Nets in Python", ""),
     ],
 )
 def test_the_title_is_the_first_heading_or_the_name(
@@ -304,6 +310,14 @@ def test_the_title_is_the_first_heading_or_the_name(
     write(tmp_path, f"own/{name}", text=readme)
     found = adopt.look(tmp_path / "own")
     assert (found.title, found.tagline) == (title, tagline)
+
+
+def test_what_is_only_called_like_a_readme_does_not_hide_it(tmp_path: Path) -> None:
+    write(tmp_path, "net.py", "readme/picture.txt")
+    write(tmp_path, "Readme", text="# A log\n")
+    (tmp_path / "README.md").write_bytes("# Réseaux\n\nPetits.\n".encode("latin-1"))
+    found = adopt.look(tmp_path)
+    assert (found.title, found.tagline) == ("R\ufffdseaux", "Petits.")
 
 
 @pytest.mark.parametrize(

@@ -402,7 +402,7 @@ def refuse_methods(model: nn.Module) -> None:
                 vars(module)[name] = partial(refuse_method, name, instead)
 
 
-def refuse_method(name: str, instead: str, *_: object, **__: Any) -> NoReturn:
+def refuse_method(name: str, instead: str, *_: object, **__: object) -> NoReturn:
     """Refuse a method, and say what to do instead.
 
     :raises RuntimeError: always

@@ -330,7 +330,7 @@ class Scheduler:
         room = self.prefetch.together - nbytes
         if self.late:
             first, _ = reduced_alike(next(iter(self.late)))
-            if kind is None or kind != first or sum(self.late.values()) > room:
+            if kind != first or sum(self.late.values()) > room:
                 self.reduce_waiting()
         if kind is None or room < 0:
             self.exchange(unit)

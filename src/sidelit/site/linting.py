@@ -19,6 +19,7 @@ from sidelit.lint.lint import Finding
 from sidelit.site import content, partial, proved, site
 from sidelit.site.collector import Collector
 from sidelit.source import source
+from sidelit.source.decoding import read_source
 from sidelit.source.literals import Misread
 
 _TAG = re.compile("<[^>]*>")
@@ -78,7 +79,7 @@ def _hidden(config: Config, written: Sequence[content.Text]) -> Iterator[tuple[s
         if page.prose:
             continue
         path = page.item.source
-        text = source.read(config.project / path, shown=path).text
+        text, _ = read_source(config.project / path, path)
         for line, sentence in lint.lint_characters(text):
             above = [piece for piece in page.pieces if piece.first_line <= line]
             section = max(above, key=lambda piece: piece.first_line).id if above else ""
