@@ -84,8 +84,6 @@ class Order:
         self.group, (_, world_size) = group, world(group)
         alone = world_size == 1 or dist.get_backend(group) == "fake"
         self.rendezvous = None if alone else Rendezvous.of(group)
-        if self.rendezvous is not None:
-            announce_leaving(self, self.rendezvous)
         # On other backends than gloo `wait` only queues a wait on the device, and with
         # a time limit it would block this thread. So there [another
         # thread](watchdog.py#module/a-monitor-thread-for-ranks) reads the store. On
@@ -103,6 +101,7 @@ class Order:
         self.loads: Counter[str] = Counter()
         self.loaded_alone = False
         if self.rendezvous is not None:
+            announce_leaving(self, self.rendezvous)
             self.monitor = start_monitor(self, self.rendezvous)
 
     def begin(self, kind: str) -> None:

@@ -599,7 +599,7 @@ class Prefetch:
                 )
 
 
-@dataclass(eq=False)
+@dataclass
 class Route:
     """An expected order of units, and the position that has been reached in it.
 

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ranks
 from book.toys import assert_equal
-from shardbook import Disagreement, Policy, load_from_rank0, shard
+from shardbook import Disagreement, Policy, load_from_rank0, shard, whole
 
 STAGES = range(4)
 INPUT = torch.linspace(-1, 1, 20).view(5, 4)
@@ -209,6 +209,21 @@ def a_write_through_data_lasts_or_is_refused() -> None:
     for stage in (1, 2, 3):
         with refused("has written to its own parameters, and such a write does not last"):
             train(shard(two(writes), stage=stage, units=Block), squared)
+        # In a block around no forward pass, before the first one.
+        model = shard(two(writes), stage=stage, units=Block)
+        with refused("such a write does not last"), whole(model):
+            model[1].linear.weight.data.mul_(0.5)  # type: ignore[operator, union-attr]
+
+
+def hooks_of_before_see_the_whole_weight() -> None:
+    def build() -> nn.Sequential:
+        model = two(lambda block, x: torch.tanh(block.linear(x)))
+        model[0].register_forward_pre_hook(lambda block, args: args[0] * block.linear.weight.sum())
+        return model
+
+    expected = train(build(), squared)
+    for stage in STAGES:
+        assert_equal(train(shard(build(), stage=stage, units=Block), squared), expected)
 
 
 def a_node_in_use_is_refused() -> None:
@@ -431,6 +446,7 @@ CASES = [
     memory_is_read_only_while_the_unit_is_whole,
     a_parameter_keeps_its_attributes_and_its_class,
     a_write_through_data_lasts_or_is_refused,
+    hooks_of_before_see_the_whole_weight,
     a_node_in_use_is_refused,
     tensors_in_one_memory_are_refused,
     ranks_that_load_other_values_are_refused,
