@@ -30,10 +30,10 @@ from mypy.dmypy_server import Server
 from mypy.find_sources import create_source_list
 from mypy.options import Options
 
-from sidelit import config
-from sidelit.names import outside, shelf
+from sidelit.config import config
+from sidelit.names import library
+from sidelit.names.library import Written
 from sidelit.names.links import Definition, Names
-from sidelit.names.shelf import Written
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -108,7 +108,7 @@ def compare(written: Sequence[Written], documented: Mapping[str, str]) -> Tally:
     names, tally = Names(written), Tally()
     oracle = Oracle([Path(each.path) for each in written])
     for each in written:
-        links, file = names.links(each.path), shelf.read(each)
+        links, file = names.links(each.path), library.read(each)
         if file is None:
             continue
         tally.names += sum(
@@ -117,7 +117,7 @@ def compare(written: Sequence[Written], documented: Mapping[str, str]) -> Tally:
         for line, row in links.items():
             text = file.lines[line - 1]
             for link in row:
-                if isinstance(link.to, str) and not outside.address(documented, link.to):
+                if isinstance(link.to, str) and not library.address(documented, link.to):
                     continue
                 tally.links += 1
                 known = oracle.ask(each.path, line, len(text[: link.start + len(link.text)].encode()))
@@ -159,8 +159,8 @@ def _agrees(to: Definition | str, said: Answer) -> bool:
 
 
 @cache
-def _file(path: str) -> shelf.File | None:
-    return shelf.read(Written(path, path, Path(path)))
+def _file(path: str) -> library.File | None:
+    return library.read(Written(path, path, Path(path)))
 
 
 def _bindings(to: Definition) -> set[int]:
@@ -215,7 +215,7 @@ def project() -> tuple[list[Written], Mapping[str, str]]:
         )
         for each in made.chapters
     ]
-    return written, outside.addresses(made.inventories, made.folder, "site")
+    return written, library.addresses(made.inventories, made.folder, "site")
 
 
 def package(name: str, copies: Path) -> list[Written]:

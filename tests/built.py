@@ -12,8 +12,8 @@ from typing import Any
 
 from playwright.sync_api import Page
 
-from sidelit import config
-from sidelit.config import Lesson, Prose
+from sidelit.config import config
+from sidelit.config.prose import Lesson, Prose
 from sidelit.source import source
 
 ROOT = Path(__file__).parent.parent

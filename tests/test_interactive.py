@@ -10,8 +10,7 @@ import pytest
 from built import CONFIG
 from shardbook.memory import parse, planned
 from shardbook.planning.overlap import Wire
-from sidelit.figures import quantities
-from sidelit.interactive import sliders, stepper
+from sidelit.figures import interactive, words
 from sidelit.site import site
 from sidelit.site.directives import section
 from sidelit.site.directives.kind import Book
@@ -45,7 +44,7 @@ def test_the_tour_is_the_last_lesson() -> None:
 
 def test_the_tour_shows_the_lines_whose_absence_the_twins_replay(taken: list[section.Taken]) -> None:
     shown = {number for each in taken for number, _ in each.piece.lines[each.start : each.stop]}
-    made = stepper.read(CONFIG, "step")
+    made = interactive.read_stepper(CONFIG, "step")
     assert sorted(made.twins) == ["no_mean", "no_wait"]
     for twin in made.twins.values():
         (removed,) = {(event.path, event.definition, event.line) for event in twin.events if event.removed}
@@ -74,35 +73,35 @@ def definition(text: str, qualname: str) -> tuple[int, int]:
 
 @pytest.mark.full
 def test_every_point_of_the_planners_sliders_is_the_planners_answer() -> None:
-    made = sliders.read(CONFIG, "planner")
+    made = interactive.read_sliders(CONFIG, "planner")
     numels, ranks = made.recording.data["axes"]
     points = list(product(numels["values"], ranks["values"]))
     assert len(points) == len(made.points)
     for (numel, world_size), point in zip(points, made.points, strict=True):
         stages = planned(parse(["--params", str(numel), "--ranks", str(world_size)]))["zero"]
         sums = [sum(stage[part] for part in made.parts) for stage in stages]
-        assert [row.text for row in point] == [quantities.size(each) for each in sums]
+        assert [row.text for row in point] == [words.size(each) for each in sums]
         for row, stage in zip(point, stages, strict=True):
             shares = [100 * stage[part] / max(sums) for part in made.parts]
             assert row.widths == pytest.approx(shares, abs=0.006)
 
 
 def test_every_point_of_the_gathers_sliders_is_what_the_chapter_computes() -> None:
-    made = sliders.read(CONFIG, "overlap")
+    made = interactive.read_sliders(CONFIG, "overlap")
     points = list(product(*(axis["values"] for axis in made.recording.data["axes"])))
     assert len(points) == len(made.points)
     for (flops, bandwidth, tokens), point in zip(points, made.points, strict=True):
         wire = Wire(flops, bandwidth, ranks=8)
         assert [row.text for row in point] == [
-            quantities.duration(wire.compute_seconds(100e6, tokens)),
-            quantities.duration(wire.gather_seconds(100e6)),
-            quantities.number(1 + wire.waited(tokens)),
-            quantities.number(wire.enough_tokens()),
+            words.duration(wire.compute_seconds(100e6, tokens)),
+            words.duration(wire.gather_seconds(100e6)),
+            words.number(1 + wire.waited(tokens)),
+            words.number(wire.enough_tokens()),
         ]
 
 
 def test_the_sliders_begin_with_the_cases_that_the_text_names() -> None:
-    planner, overlap = (sliders.read(CONFIG, name) for name in ("planner", "overlap"))
+    planner, overlap = (interactive.read_sliders(CONFIG, name) for name in ("planner", "overlap"))
     assert [axis.values[axis.start] for axis in planner.axes] == ["7.5", "64"]
     assert [row.text.replace("\u202f", " ") for row in planner.start] == [
         "120 GB",

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import release
-from sidelit import public, tables
+from sidelit.config import publication, toml
 
 ROOT = Path(__file__).parent.parent
 FORGE = ROOT / ".github"
@@ -60,7 +60,9 @@ def test_no_workflow_lends_its_rights_to_strangers(tmp_path: Path) -> None:
 
 def test_workflows_ask_for_targets_and_commands_that_there_are() -> None:
     targets = set(re.findall(r"(?m)^([a-z-]+):.*## ", (ROOT / "Makefile").read_text("utf-8")))
-    commands = set(re.findall(r'add\(\s*"([a-z]+)"', (ROOT / "src/sidelit/cli.py").read_text("utf-8")))
+    commands = set(
+        re.findall(r'add\(\s*"([a-z]+)"', (ROOT / "src/sidelit/cli/options.py").read_text("utf-8"))
+    )
     seen = 0
     for path in WORKFLOWS:
         text = path.read_text("utf-8")
@@ -91,7 +93,7 @@ def test_every_python_that_the_project_supports_is_tested() -> None:
 def test_the_report_link_of_a_page_fills_in_the_form(tmp_path: Path) -> None:
     path = tmp_path / "sidelit.toml"
     path.write_text('url = "https://ada.github.io/loom/"\n', "utf-8")
-    found = public.read(tables.read_table(path, "sidelit.toml"))
+    found = publication.read(toml.read_table(path, "sidelit.toml"))
     for link, extra in ((found.report_url, set()), (found.translation_url, {"language"})):
         asked = parse_qs(urlsplit(link or "").query)
         (form,) = asked.pop("template")
@@ -111,8 +113,8 @@ def test_the_files_that_name_a_version_agree() -> None:
 
 def test_the_citation_file_names_no_address_that_the_site_does_not_have() -> None:
     said = release.citation(ROOT)
-    known = tables.read_table(ROOT / "site/sidelit.toml", "site/sidelit.toml")
-    found = public.read(known)
+    known = toml.read_table(ROOT / "site/sidelit.toml", "site/sidelit.toml")
+    found = publication.read(known)
     assert said.get("url") == found.url
     assert said.get("repository-code") == found.repository
 

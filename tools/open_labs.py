@@ -19,7 +19,7 @@ import os
 import sys
 from pathlib import Path
 
-from sidelit import whole_files
+from sidelit.files import atomic
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = ROOT / "notebooks"
@@ -48,9 +48,9 @@ def copy(notebooks: Path, copies: Path) -> list[str]:
         if own.exists() and digest(own.read_bytes()) not in (made.get(name), digest(new)):
             kept += [name] if digest(new) != made.get(name) else []
             continue
-        whole_files.write(own, new)
+        atomic.write(own, new)
         made[name] = digest(new)
-    whole_files.write(record, json.dumps(made, indent=1).encode())
+    atomic.write(record, json.dumps(made, indent=1).encode())
     return kept
 
 

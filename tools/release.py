@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from sidelit import config
+from sidelit.config import config
 from sidelit.errors import SidelitError
 
 ROOT = Path(__file__).parent.parent

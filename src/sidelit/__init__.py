@@ -12,15 +12,30 @@ records and returns frozen records, none looks back, and none runs the code it p
 
 | folder | takes | gives |
 |---|---|---|
+| `config` | `sidelit.toml` and what it names | languages, parts, chapters, pages, the glossary |
 | `source` | a Python file | sections: commentary and the lines it is about |
 | `ids` | sections | names that last from release to release |
 | `text` | commentary, formulas, code | tokens, one for each sentence of a translator, and safe HTML |
 | `catalog` | tokens | the same tokens in another language |
+| `names` | sources | the definition that each name in code means |
+| `symbols` | formulas and code | what each letter stands for, and where else it stands |
+| `figures`, `labs` | recordings, notebooks | drawings, what a reader can move, cells and outputs |
+| `site` | all of these | pages, and every file of a site |
+| `export` | a site | one PDF, slides, an archive, notebooks, older versions |
 | `lint` | sources and catalogues | what is wrong with them |
-| `site` | all of these | pages, and every file of a site, in memory |
 
-The doors are `api`, `commands` and `cli`, `serve` and `mkdocs_plugin`; `output` writes for them. Start
-with `site/site.py`, which is the pipeline in one place, or with `python -m sidelit --help`.
+`files` reads and writes, `cache` keeps what earlier builds have done, `theme` finds templates and assets. The
+doors are `api`, `cli`, `serve` and `mkdocs_plugin`. Start with `site/site.py`, which is the pipeline in one
+place, or with `python -m sidelit --help`.
+
+| what is new | where it goes |
+|---|---|
+| a directive between `:::` | a kind in `site/directives/`, and one line in its `registry` |
+| a language | a file of words in `templates/ui/`, and its style in `lint/language.py` |
+| a lint rule | a function in `lint/`: `unit` for one sentence, `sections` for commentary |
+| a kind of page | `config/prose.py` reads it, `site/content.py` and `site/assemble.py` make it |
+| a dialect of docstrings | its sections in `text/docstrings/` |
+| a command | a function in `cli/commands.py`, its options in `cli/options.py` |
 """
 
 from __future__ import annotations

@@ -7,15 +7,15 @@ The press takes a moment to load, and Ctrl-C may come in that moment.
 
 import sys
 
-from sidelit import interrupts
+from sidelit.files import atomic
 
 
 def main() -> int:
     """Run the command that the arguments of this process name, and return its exit code."""
-    interrupts.arm()
-    from sidelit import cli
+    atomic.arm()
+    from sidelit.cli import options
 
-    return cli.main()
+    return options.main()
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sidelit import config, output
+from sidelit.config import config
 from sidelit.errors import SidelitError
-from sidelit.site import partial, printing
+from sidelit.files import atomic
+from sidelit.site import printing, site
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,8 @@ def build(
     """
     made = config.load(Path(file) if file is not None else config.find(Path.cwd()))
     folder = Path(out) if out is not None else made.project / "build" / "site"
-    with output.written(folder) as fresh:
-        done = partial.write(made, fresh, keep_going=keep_going, jobs=jobs)
+    with atomic.written(folder) as fresh:
+        done = site.write(made, fresh, keep_going=keep_going, jobs=jobs)
     return Printed(folder, _pages(done.files, folder), done.odd, done.skipped)
 
 
@@ -76,7 +77,7 @@ def print_files(
     shelf = Path(locale) if locale is not None else None
     if shelf is not None and not shelf.is_dir():
         raise SidelitError("there is no such folder of translations", path=shelf, hint="name another")
-    with output.written(folder) as fresh:
+    with atomic.written(folder) as fresh:
         made = printing.write(printing.Job(paths, lang, shelf, strict, source, dialect), fresh, jobs)
     return Printed(folder, _pages(made.files, folder), made.odd, made.skipped)
 

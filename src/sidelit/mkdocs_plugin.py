@@ -26,8 +26,9 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 from mkdocs.utils import CountHandler
 
-from sidelit import config, interrupts, output
+from sidelit.config import config
 from sidelit.errors import SidelitError
+from sidelit.files import atomic
 
 
 class SidelitOptions(Options):
@@ -54,12 +55,12 @@ class SidelitPlugin(BasePlugin[SidelitOptions]):
         self._command = command
         # Other programs that build with mkdocs end as they please; so does its server.
         if command != "serve" and click.get_current_context(silent=True) is not None:
-            interrupts.arm()
+            atomic.arm()
 
     def on_shutdown(self) -> None:
         """Leave nothing behind, whatever ended the build."""
         self._clear(None)
-        interrupts.disarm()
+        atomic.disarm()
 
     def on_config(self, config: MkDocsConfig) -> MkDocsConfig:
         """Make the site first of all: when it has a mistake, nothing has been touched yet."""
@@ -74,10 +75,10 @@ class SidelitPlugin(BasePlugin[SidelitOptions]):
         logging.getLogger("mkdocs").addHandler(self._warnings)
         self._target = Path(config.site_dir).resolve()
         try:
-            output.check_target(self._target)
+            atomic.check_target(self._target)
         except SidelitError as error:
             raise PluginError(str(error)) from None
-        self._fresh = self._open.enter_context(output.fresh_folder(self._target))
+        self._fresh = self._open.enter_context(atomic.fresh_folder(self._target))
         config.site_dir = str(self._fresh)
         return config
 
@@ -105,7 +106,7 @@ class SidelitPlugin(BasePlugin[SidelitOptions]):
         if self._fresh is None or self._target is None:
             return
         if not (self._strict and self._warnings.get_counts()):
-            output.switch(self._fresh, self._target)
+            atomic.switch(self._fresh, self._target)
         self._clear(config)
 
     def on_build_error(self, *, error: Exception) -> None:
@@ -114,11 +115,11 @@ class SidelitPlugin(BasePlugin[SidelitOptions]):
 
     def _make(self, options: MkDocsConfig) -> dict[str, bytes]:
         # Loading the press takes a moment, and Ctrl-C in that moment is taken care of only now.
-        from sidelit.site import partial
+        from sidelit.site import site
 
         path = Path(options.config_file_path).parent / self.config.config
         try:
-            files, done = partial.files(config.load(path))
+            files, done = site.files(config.load(path))
         except SidelitError as error:
             raise PluginError(str(error)) from None
         # The configuration asked for it, so this is no warning, which strict mode would stop at.

@@ -10,7 +10,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from press.project import SAMPLE, edit, sidelit
-from sidelit.cite.forms import FORMS
+from sidelit.citing import FORMS
 
 pytestmark = pytest.mark.full
 

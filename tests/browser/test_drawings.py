@@ -8,10 +8,10 @@ import pytest
 from playwright.sync_api import Browser
 
 from built import NARROW, ROOT, WIDE
-from sidelit import config
 from sidelit.catalog import catalog
+from sidelit.config import config
 from sidelit.figures import figure
-from sidelit.figures.gallery import gallery
+from sidelit.figures.drawing import gallery
 
 SITE = ROOT / "site"
 STYLES = [ROOT / "templates" / "assets" / f"{name}.css" for name in ("colours", "fonts", "page", "figures")]

@@ -12,7 +12,7 @@ from playwright.sync_api import Page
 
 from built import ROOT
 from press.figures import studio
-from sidelit import languages
+from sidelit.config import languages
 
 pytestmark = pytest.mark.full
 

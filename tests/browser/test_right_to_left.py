@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page
 
 from press.project import edit
-from sidelit import assets
+from sidelit.files import assets
 
 # Where the words of each begin.
 RIGHT = """

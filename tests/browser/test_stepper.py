@@ -12,7 +12,7 @@ from browser.looks import ALL, in_print, sideways, violations
 from browser.looks import look as looked
 from built import ROOT, show
 from press.interactive import studio
-from sidelit import languages
+from sidelit.config import languages
 
 pytestmark = pytest.mark.full
 

@@ -19,7 +19,7 @@ import nbformat
 import pytest
 
 from lab_kernel import LIMIT, ROOT, assert_quiet, assert_told, execute, printed
-from sidelit.labs import cells, exercises
+from sidelit.labs import cells
 from sidelit.labs.cells import Cell
 from tiers import rows
 
@@ -83,13 +83,13 @@ def notebook_of(name: str, most: int | None) -> tuple[Any, list[Try]]:
             continue
         if cell.exercise:
             solutions[cell.exercise] = cell
-        made.append(exercises.solution(cell.text))
+        made.append(cells.solution(cell.text))
         if not cell.check:
             continue
         solution = solutions[cell.check]
-        names = defined(exercises.solution(solution.text))
+        names = defined(cells.solution(solution.text))
         blanks = [
-            ("blank", exercises.student(solution.text), "is still blank"),
+            ("blank", cells.student(solution.text), "is still blank"),
             ("missing", "", "is still blank"),
         ]
         wrong = [(each["why"], each["answer"], each["told"]) for each in given[cell.check][:most]]
@@ -98,7 +98,7 @@ def notebook_of(name: str, most: int | None) -> tuple[Any, list[Try]]:
             forget = f"for name in {names!r}: globals().pop(name, None)\n"
             tries.append(Try(len(made), why, told))
             made += [forget + answer, cell.text]
-        made.append(exercises.solution(solution.text))
+        made.append(cells.solution(solution.text))
     return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in made]), tries
 
 
@@ -144,7 +144,7 @@ print(peak * (1 if sys.platform == "darwin" else 1024))
 @pytest.mark.parametrize("language", ["ja", "zh"])
 @pytest.mark.timeout(LIMIT)
 def test_the_solutions_of_a_lab_run_in_each_language(language: str, name: str, tmp_path: Path) -> None:
-    codes = [exercises.solution(cell.text) for cell in read(name) if not cell.markdown]
+    codes = [cells.solution(cell.text) for cell in read(name) if not cell.markdown]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in codes])
     execute(notebook, tmp_path, language)
     assert_quiet(notebook.cells)

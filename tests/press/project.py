@@ -16,7 +16,7 @@ from pathlib import Path
 import polib
 import pytest
 
-from sidelit import cli
+from sidelit.cli import options
 
 SAMPLE = Path(__file__).parent / "data" / "sample"
 SAMPLE_PAGES = [
@@ -57,7 +57,7 @@ def sidelit(*arguments: str | Path, cwd: Path, code: int = 0) -> Done:
         patch.setenv("HOME", str(cwd))
         patch.setenv("NO_COLOR", "1")
         try:
-            done = cli.main([str(argument) for argument in arguments])
+            done = options.main([str(argument) for argument in arguments])
         except SystemExit as end:
             # So `argparse` ends: 0 after its help, 2 after a call that it does not understand.
             done = int(end.code or 0)

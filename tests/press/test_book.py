@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from press.project import GAPS, gappy, sidelit, tree
-from sidelit import languages
-from sidelit.book import browser, documents, fonts, leaves
+from sidelit.config import languages
 from sidelit.errors import SidelitError
+from sidelit.export import pdf, pdf_documents
 
 INSTALL = "install Chromium or Chrome, or name yours with --browser"
 VERSION = 'if [ "$1" = --version ]; then echo "Chromium 140.0.1 snap"; exit; fi\n'
@@ -34,8 +34,8 @@ def program(folder: Path, name: str, body: str) -> Path:
 
 
 def test_without_a_browser_a_book_says_what_to_install(sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(browser, "_NAMES", ("no-such-browser",))
-    monkeypatch.setattr(browser, "_PLACES", ())
+    monkeypatch.setattr(pdf, "_NAMES", ("no-such-browser",))
+    monkeypatch.setattr(pdf, "_PLACES", ())
     said = sidelit("book", cwd=sample, code=1).stderr
     assert said == f"no browser is here, and a PDF is printed by one; {INSTALL}\n"
     assert not (sample / "build").exists()
@@ -66,12 +66,14 @@ def test_the_first_browser_of_the_path_is_taken(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
     there = program(tmp_path / "bin", "chromium", VERSION)
     program(tmp_path / "bin", "google-chrome", VERSION)
-    assert browser.find() == str(there)
+    assert pdf.find() == str(there)
 
 
 def test_without_the_library_that_binds_a_book_says_what_to_install(sample: Path) -> None:
     """In a process of its own: here the library is loaded already."""
-    lacking = "import sys; sys.modules['pypdf'] = None; from sidelit import cli; sys.exit(cli.main())"
+    lacking = (
+        "import sys; sys.modules['pypdf'] = None; from sidelit.cli import options; sys.exit(options.main())"
+    )
     done = subprocess.run(
         [sys.executable, "-c", lacking, "book"], cwd=sample, capture_output=True, text=True, check=False
     )
@@ -89,13 +91,13 @@ def test_a_language_that_the_site_has_not_is_told(sample: Path) -> None:
 def test_letters_that_no_font_has_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = program(tmp_path / "bin", "fc-list", 'test "$1" = :lang=ja || echo "Some Sans"')
     monkeypatch.setenv("PATH", str(there.parent))
-    japanese = fonts.lacking(languages.load("ja"))
+    japanese = pdf_documents.lacking(languages.load("ja"))
     assert japanese is not None
     assert "no font of this machine has the letters of 日本語" in japanese
     assert "fonts-noto-cjk" in japanese
-    assert fonts.lacking(languages.load("zh")) is None
+    assert pdf_documents.lacking(languages.load("zh")) is None
     there.unlink()
-    assert fonts.lacking(languages.load("ja")) is None
+    assert pdf_documents.lacking(languages.load("ja")) is None
 
 
 # ---- A book is whole or not there ----
@@ -124,7 +126,7 @@ def test_where_a_browser_may_not_lock_itself_in_it_prints_openly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = 'case "$*" in *--no-sandbox*) echo open >&2;; *) echo "No usable sandbox! So" >&2;; esac; exit 1'
-    prints = browser.Browser(str(program(tmp_path / "bin", "browser", body)))
+    prints = pdf.Browser(str(program(tmp_path / "bin", "browser", body)))
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(SidelitError, match="printed nothing: open"):
         prints.print_pdf(tmp_path / "a.html", tmp_path / "a.pdf", tmp_path / "profile")
@@ -169,10 +171,10 @@ PAGE = """<html><head><link rel="stylesheet" href="../assets/page.css"></head><b
 
 
 def test_a_leaf_has_names_of_its_own_and_knows_where_it_leads() -> None:
-    made = leaves.leaf(PAGE, "ja/one.html", {"ja/one.html": "p1", "two.html": "p2"})
+    made = pdf_documents.leaf(PAGE, "ja/one.html", {"ja/one.html": "p1", "two.html": "p2"})
     assert made is not None
     assert (made.kind, made.sheets) == ("chapter", ("assets/page.css",))
-    assert made.headings == (leaves.Heading(0, "p1/a", "A b & c"),)
+    assert made.headings == (pdf_documents.Heading(0, "p1/a", "A b & c"),)
     assert made.wanted == {"p1", "p1/a", "p2/x%20y", "p2/x"}
     assert '<a href="sidelit:p2/x%20y">Two</a><a class="to" href="sidelit:p2/x%20y"></a>, ' in made.html
     assert '<a href="sidelit:p1/a">here</a>, <a>gone</a>,' in made.html
@@ -180,19 +182,21 @@ def test_a_leaf_has_names_of_its_own_and_knows_where_it_leads() -> None:
     assert '<a href="https://example.org">out</a></p>' in made.html
     assert '<img src="ja/pictures/a.png"><details open>' in made.html
     assert '<path fill="url(#p1/own)" id="p1/own"/><path fill="url(#hatch-2)"/>' in made.html
-    assert leaves.leaf("<p>no main</p>", "x.html", {"x.html": "p1"}) is None
+    assert pdf_documents.leaf("<p>no main</p>", "x.html", {"x.html": "p1"}) is None
 
 
 def test_what_is_in_no_book_is_linked_where_the_site_is_public() -> None:
-    made = leaves.leaf(PAGE, "ja/one.html", {"ja/one.html": "p1"}, "https://example.org/s/")
+    made = pdf_documents.leaf(PAGE, "ja/one.html", {"ja/one.html": "p1"}, "https://example.org/s/")
     assert made is not None
     assert '<a href="https://example.org/s/gone.html">gone</a>' in made.html
 
 
 def test_a_document_holds_as_many_leaves_as_a_browser_bears(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "MOST", 10)
-    made = [leaves.Leaf(str(size), "", "x" * size, (), (), frozenset(), "") for size in (4, 6, 1, 30, 2)]
-    assert [[each.name for each in held] for held in documents.volumes(made)] == [
+    monkeypatch.setattr(pdf_documents, "MOST", 10)
+    made = [
+        pdf_documents.Leaf(str(size), "", "x" * size, (), (), frozenset(), "") for size in (4, 6, 1, 30, 2)
+    ]
+    assert [[each.name for each in held] for held in pdf_documents.volumes(made)] == [
         ["4", "6"],
         ["1"],
         ["30"],
@@ -201,4 +205,4 @@ def test_a_document_holds_as_many_leaves_as_a_browser_bears(monkeypatch: pytest.
 
 
 def test_a_title_is_a_string_of_css_whatever_it_holds() -> None:
-    assert re.fullmatch(r'"a \\"b\\" \\\\ c"', documents._string('a "b" \\ c'))
+    assert re.fullmatch(r'"a \\"b\\" \\\\ c"', pdf_documents._string('a "b" \\ c'))

@@ -6,14 +6,14 @@ import re
 from pathlib import Path
 
 from press.project import edit, sidelit
-from sidelit import assets, bundles
+from sidelit.files import assets
 
 KNOWN = dict(assets.asset_files())
-SERVED = bundles.served(KNOWN)
+SERVED = assets.served(KNOWN)
 
 
 def test_a_bundle_is_its_parts_in_their_order() -> None:
-    for name, parts in bundles.BUNDLES.items():
+    for name, parts in assets.BUNDLES.items():
         assert name not in KNOWN
         assert SERVED[name] == b"\n".join(SERVED[part] for part in parts)
     assert SERVED["frame.js"].startswith(b'"use strict";')

@@ -10,8 +10,9 @@ import pytest
 from PIL import Image
 
 from press.project import edit, sidelit, tree
-from sidelit import cards
-from sidelit.site.meta import CARD_SIZE
+from sidelit.export import cards
+from sidelit.files import assets
+from sidelit.site.metadata import CARD_SIZE
 
 URL = "https://example.org/x/"
 
@@ -48,7 +49,7 @@ def test_letters_without_a_font_are_told_before_anything_is_drawn(sample: Path) 
     assert not (sample / "site/cards").exists()
     told = sidelit("cards", "--font", "site/sidelit.toml", cwd=sample, code=1).stderr
     assert told.startswith("site/sidelit.toml: this is no font that can be read")
-    face = cards.assets.templates_folder() / "cards/source-sans-3-latin-wght-normal.woff2"
+    face = assets.templates_folder() / "cards/source-sans-3-latin-wght-normal.woff2"
     own = shutil.copy(face, sample / "own.woff2")
     assert "6 cards" in sidelit("cards", "--font", own, cwd=sample).stdout
 

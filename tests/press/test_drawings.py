@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sidelit import drawings
+from sidelit.site import pictures
 
 ROOT = Path(__file__).parent.parent.parent
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
@@ -35,7 +35,7 @@ SVG = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/19
 def test_a_program_is_found(inside: str) -> None:
     drawing = f"{SVG}{inside}</svg>"
     for encoded in (drawing.encode(), drawing.encode("utf-16"), drawing.encode("utf-16-be")):
-        assert drawings.runs(encoded), encoded
+        assert pictures.runs(encoded), encoded
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_program_is_found(inside: str) -> None:
     ],
 )
 def test_declarations_that_add_a_program_are_found(before: str) -> None:
-    assert drawings.runs(f"{before}{SVG}</svg>".encode())
+    assert pictures.runs(f"{before}{SVG}</svg>".encode())
 
 
 @pytest.mark.parametrize(
@@ -60,10 +60,10 @@ def test_declarations_that_add_a_program_are_found(before: str) -> None:
     ],
 )
 def test_other_drawings_may_be_shown(inside: str) -> None:
-    assert not drawings.runs(f"{SVG}{inside}</svg>".encode())
+    assert not pictures.runs(f"{SVG}{inside}</svg>".encode())
 
 
 def test_the_drawings_of_this_project_may_be_shown() -> None:
     found = [path for folder in ("site", "templates") for path in (ROOT / folder).rglob("*.svg")]
     assert found
-    assert not [path for path in found if drawings.runs(path.read_bytes())]
+    assert not [path for path in found if pictures.runs(path.read_bytes())]

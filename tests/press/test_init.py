@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from press.project import edit, page, run, sidelit, tree
-from sidelit import adopt, config
+from sidelit.cli import adopt
+from sidelit.config import config
 from sidelit.errors import SidelitError
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from press.project import edit, sidelit, tree
-from sidelit import leftovers, output
+from sidelit.files import atomic
 
 # Counts the moments of a command, and sends the signal at one of them. The first is the loading of the press,
 # where its door has taken over.
@@ -182,10 +182,10 @@ def test_only_what_nobody_makes_is_removed(tmp_path: Path) -> None:
     (left / "page.html").write_text("half", encoding="utf-8")
     strange = tmp_path / ".site.sidelit-of-mine"
     strange.mkdir()
-    with output.fresh_folder(target) as first:
+    with atomic.fresh_folder(target) as first:
         assert not left.exists()
         # A second build of the same site, meanwhile.
-        with output.fresh_folder(target) as second:
+        with atomic.fresh_folder(target) as second:
             assert first.is_dir()
             assert first != second
         assert first.is_dir()
@@ -197,29 +197,29 @@ def test_a_site_that_was_moved_away_comes_back(tmp_path: Path) -> None:
     target = tmp_path / "site"
     left = Path(tempfile.mkdtemp(prefix=".site.sidelit-", dir=tmp_path))
     (left / "site/assets").mkdir(parents=True)
-    (left / "site" / output.MARK).write_text("", encoding="utf-8")
-    with output.fresh_folder(target):
-        assert (target / output.MARK).is_file()
+    (left / "site" / atomic.MARK).write_text("", encoding="utf-8")
+    with atomic.fresh_folder(target):
+        assert (target / atomic.MARK).is_file()
     assert list(tmp_path.iterdir()) == [target]
 
 
 @pytest.mark.parametrize("exchanges", [True, False])
 def test_the_sites_change_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool) -> None:
     if not exchanges:
-        monkeypatch.setattr(output, "_exchange", lambda fresh, target: False)
+        monkeypatch.setattr(atomic, "_exchange", lambda fresh, target: False)
     target = tmp_path / "site"
     for content in (b"first", b"second"):
-        output.write({output.MARK: content}, target)
-        assert tree(tmp_path) == {f"site/{output.MARK}": content}
+        atomic.write_folder({atomic.MARK: content}, target)
+        assert tree(tmp_path) == {f"site/{atomic.MARK}": content}
         assert list(tmp_path.iterdir()) == [target]
 
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     draft = tmp_path / "draft"
     draft.mkdir()
-    made = leftovers.claim(draft)
+    made = atomic.claim(draft)
     assert made is not None
-    assert list(leftovers.abandoned(tmp_path, "draft")) == []
-    assert leftovers.claim(draft) is None
+    assert list(atomic.abandoned(tmp_path, "draft")) == []
+    assert atomic.claim(draft) is None
     os.close(made)
-    assert list(leftovers.abandoned(tmp_path, "draft")) == [draft]
+    assert list(atomic.abandoned(tmp_path, "draft")) == [draft]

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sidelit.memory import Memory
-from sidelit.store import Store
+from sidelit.cache.store import Memory, Store
 
 
 @pytest.fixture

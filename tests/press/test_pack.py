@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import pytest
 
 from press.project import GAPS, edit, gappy, page, sidelit, tree
-from sidelit.pack import zipped
+from sidelit.export.pack import zipped
 
 
 @pytest.mark.full

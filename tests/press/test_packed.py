@@ -10,8 +10,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from sidelit import digests
-from sidelit.packed import AT_HAND, Ids, Packed
+from sidelit.cache import store
+from sidelit.cache.records import UNPACKED, Ids, Packed
 from sidelit.site.search.places import WORDS, Place
 from sidelit.site.search.postings import Lists, lengths, postings, usual
 
@@ -32,7 +32,7 @@ def test_ids_are_a_set(names: list[str], asked: list[str]) -> None:
     assert len(made) == len(plain)
     assert pickle.loads(pickle.dumps(made)) == plain
     assert hash(made) == hash(copy.copy(made))
-    assert digests.digest(made) == digests.digest(plain)
+    assert store.digest(made) == store.digest(plain)
 
 
 def test_what_is_no_name_is_no_id() -> None:
@@ -42,9 +42,9 @@ def test_what_is_no_name_is_no_id() -> None:
 
 def test_records_come_back_equal_however_many_there_are() -> None:
     packed = Packed[list[int]]()
-    for number in range(AT_HAND + 10):
+    for number in range(UNPACKED + 10):
         packed.put(str(number), [number])
-    assert dict(packed) == {str(number): [number] for number in range(AT_HAND + 10)}
+    assert dict(packed) == {str(number): [number] for number in range(UNPACKED + 10)}
     assert packed["3"] is packed["3"]
     assert "x" not in packed
     with pytest.raises(KeyError):

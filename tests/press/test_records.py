@@ -6,12 +6,11 @@ import pickle
 
 import pytest
 
-from sidelit.catalog.units import SectionUnits
+from sidelit.cache.records import quick
+from sidelit.catalog.sync import SectionUnits
 from sidelit.names.links import Definition
-from sidelit.records import quick
 from sidelit.site.search.places import Place
-from sidelit.source.imports import Imported
-from sidelit.source.source import parse
+from sidelit.source.source import Imported, parse
 
 RECORDS = [
     Definition("ring.py", 3, "class", "Ring"),

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from sidelit import assets
-from sidelit.scripts import compact
+from sidelit.files import assets
+from sidelit.files.assets import compact
 
 FOLDER = assets.templates_folder() / "assets"
 SCRIPTS = sorted(FOLDER.glob("*.js"))
@@ -31,14 +31,14 @@ LIMITS = {
 
 
 def test_all_scripts_together_are_smaller_than_one_picture() -> None:
-    sizes = {path.name: len(assets.content(path)) for path in SCRIPTS}
+    sizes = {path.name: len(assets.read_asset(path)) for path in SCRIPTS}
     assert sizes["stepper.js"] <= 8000
     assert sum(size for name, size in sizes.items() if name not in LIMITS) < 15_000, sizes
 
 
 @pytest.mark.parametrize("name", LIMITS)
 def test_a_script_of_its_own_is_smaller_than_its_limit(name: str) -> None:
-    assert len(assets.content(FOLDER / name)) <= LIMITS[name]
+    assert len(assets.read_asset(FOLDER / name)) <= LIMITS[name]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -48,7 +48,7 @@ def test_a_script_is_written_as_the_press_can_make_it_small(name: str) -> None:
     assert not re.search(r"`[^`]*\$\{[^}`]*`", code), "a template inside of a template"
     for line in filter(None, map(str.strip, code.splitlines())):
         assert line.endswith(tuple(";{}([,|&")) or re.fullmatch(r"(if|else|for) ?(\(.*\))?", line), line
-    served = assets.content(FOLDER / name).decode()
+    served = assets.read_asset(FOLDER / name).decode()
     assert strings(served) == strings(code)
     # The end of the last statement of a block is left out, so none may be empty.
     assert not re.search(r"\b(for|if|while) ?\([^()]*\);", code)
@@ -87,7 +87,7 @@ def test_files_that_others_wrote_are_served_as_they_are() -> None:
     names = dict(assets.asset_files())
     for name in ("katex/katex.min.js", "page.css"):
         if name in names:
-            assert assets.content(names[name]) == names[name].read_bytes()
+            assert assets.read_asset(names[name]) == names[name].read_bytes()
 
 
 # What stands on pages of every kind, or belongs to the frame, and is meant to look alike everywhere.

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from press.project import SAMPLE
-from sidelit import tables, toml_places
+from sidelit.config import toml
+from sidelit.config.toml import Place
 from sidelit.errors import SidelitError
-from sidelit.toml_places import Place
 
 TEXT = (
     r'''# lines = 1, [[parts]]
@@ -57,13 +57,13 @@ def same(data: Any, place: Place) -> None:
 
 
 def test_every_key_and_string_has_a_place() -> None:
-    same(tables.tomllib.loads(TEXT), toml_places.read(TEXT))
+    same(toml.tomllib.loads(TEXT), toml.read(TEXT))
 
 
 @pytest.mark.parametrize("path", sorted(SAMPLE.rglob("*.toml")), ids=lambda path: path.name)
 def test_the_places_of_a_file(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    same(tables.tomllib.loads(text), toml_places.read(text))
+    same(toml.tomllib.loads(text), toml.read(text))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_the_places_of_a_file(path: Path) -> None:
     ],
 )
 def test_a_word_is_looked_for_in_its_own_table(way: tuple[str | int, ...], word: str, line: int) -> None:
-    table = tables.Table({}, "t.toml", TEXT).inside({}, *way)
+    table = toml.Table({}, "t.toml", TEXT).inside({}, *way)
     assert table.line(word) == line
 
 
@@ -104,8 +104,8 @@ def test_what_the_parser_cannot_take(tmp_path: Path, text: str, told: str) -> No
     path = tmp_path / "t.toml"
     path.write_text(text, encoding="utf-8")
     if not told:
-        tables.read_toml(path, path.name)
+        toml.read_toml(path, path.name)
         return
     with pytest.raises(SidelitError) as caught:
-        tables.read_toml(path, path.name)
+        toml.read_toml(path, path.name)
     assert str(caught.value) == told

@@ -145,8 +145,8 @@ def test_a_command_shares_its_work(sample: Path, arguments: list[str]) -> None:
         import os, sys
         forks = []
         sys.addaudithook(lambda event, given: forks.append(event) if event == "os.fork" else None)
-        from sidelit import cli
-        code = cli.main(sys.argv[1:])
+        from sidelit.cli import options
+        code = options.main(sys.argv[1:])
         print(code, len(forks))
     """
     done = subprocess.run(

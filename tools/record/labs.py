@@ -19,8 +19,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from tools.record import frame
 
-from sidelit import config
-from sidelit.labs import cells, exercises
+from sidelit.config import config
+from sidelit.labs import cells
 from sidelit.labs.outputs import FOLDER
 
 NAME = "labs"
@@ -45,7 +45,7 @@ def make(stem: str, lang: str) -> Path:
     found = cells.read((frame.ROOT / path).read_text("utf-8"), path)
     own = [cell for cell in found if not cell.markdown]
     notebook = nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_code_cell(exercises.solution(cell.text)) for cell in own]
+        cells=[nbformat.v4.new_code_cell(cells.solution(cell.text)) for cell in own]
     )
     run(notebook, lang, path, [cell.first for cell in own])
     shown = {cell.name: list(outputs(made.outputs)) for cell, made in zip(own, notebook.cells, strict=True)}

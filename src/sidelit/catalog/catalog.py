@@ -1,73 +1,242 @@
 """# Catalogues
 
-> A page in another language is the page itself with its sentences exchanged, each in one of four states.
-
-| state | meaning | the reader sees |
-|---|---|---|
-| current | translated, beside the code of today | the translation |
-| recheck | translated, but the code beside it changed, or the text came from elsewhere | the same, marked |
-| stale | the original was reworded since | the original, marked |
-| missing | nobody translated it, or somebody pasted the original | the original, marked |
-
-A part may say in which languages its pages stand; in the others they are shown as they were written, without
-any of these states, and nobody waits for a translation.
-
-A site's words for building are `load`, `Shelf.catalog` and `translate`; for translators `sync`, `status`
-and `reviewed`. All of them match catalogues with pages in memory first, so they agree with each other.
+> A catalogue holds the translations of one page into one language, and each sentence is current, to be
+> rechecked, stale or missing.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 
 from markdown_it.token import Token
 
+from sidelit.cache import store
+from sidelit.cache.records import Kept, Late
+from sidelit.cache.store import Memory
 from sidelit.catalog import po_file
-from sidelit.catalog.matched import matched
-from sidelit.catalog.po_file import Entry
-from sidelit.catalog.shelf import STATES, Catalog, Pending, Row, Shelf, pending, shelves, status
-from sidelit.catalog.sync import State, remember, state_of
-from sidelit.catalog.units import (
+from sidelit.catalog.po_file import Entry, File
+from sidelit.catalog.sync import (
+    Key,
     PageUnits,
-    SectionUnits,
-    code_digest,
-    extract,
+    State,
+    digests_of,
+    is_translated,
+    merge,
     msgid,
-    split_prose,
+    remember,
+    state_of,
     unit_indices,
 )
 from sidelit.errors import SidelitError
-from sidelit.kept import Late
-from sidelit.memory import Memory
 from sidelit.text import markup
 
-__all__ = [
-    "ORIGINAL",
-    "Catalog",
-    "Entry",
-    "PageUnits",
-    "Pending",
-    "Row",
-    "SectionUnits",
-    "Shelf",
-    "State",
-    "Translated",
-    "Translation",
-    "code_digest",
-    "extract",
-    "load",
-    "pending",
-    "reviewed",
-    "split_prose",
-    "status",
-    "sync",
-    "text",
-    "translate",
-]
+# ## The catalogues of a site
+#
+# > What the other stages ask of them: the state of a sentence, a page, a whole site.
+
+
+# From best to worst: a section is as good as its worst sentence.
+STATES: tuple[State, ...] = ("current", "recheck", "stale", "missing")
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """The translations of one page into one language, matched with the page as it is now.
+
+    `entries` are the live ones by context and English, in the page's order; `obsolete` those kept for
+    reuse; `digests` the fingerprints of the code beside each sentence today.
+    """
+
+    page: str
+    lang: str
+    entries: Mapping[Key, Entry] = field(default_factory=dict)
+    obsolete: Sequence[Entry] = ()
+    digests: Mapping[Key, tuple[str, ...]] = field(default_factory=dict)
+    source: str = "en"
+    """The tag of the language that it translates from."""
+    digest: str = ""
+    """Stands for the live entries."""
+    original: bool = False
+    """Whether the page does not stand in this language, so that nothing of it waits for a translator."""
+
+    def state(self, key: Key) -> State:
+        """The state of one sentence: the worst of all the places where its context has it."""
+        states = [state_of(self.entries.get(key), code) for code in self.digests.get(key) or ("",)]
+        return max(states, key=STATES.index)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of `sidelit status`: how many units of a page are in which state."""
+
+    page: str
+    lang: str
+    current: int
+    recheck: int
+    stale: int
+    missing: int
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogs:
+    """All catalogues of a site, by page and language."""
+
+    catalogs: Mapping[tuple[str, str], Catalog]
+    languages: tuple[str, ...] = ()
+    """The languages translated into."""
+    source: str = "en"
+    """The tag of the language that everything is written in."""
+    originals: frozenset[tuple[str, str]] = frozenset()
+    """The pages, each with a language, that are shown there as they were written."""
+
+    def catalog(self, page: str, lang: str) -> Catalog:
+        """The catalogue of a page; an empty one for a page that `load` was not given."""
+        original = (page, lang) in self.originals
+        known = self.catalogs.get((page, lang))
+        return known or Catalog(page, lang, source=self.source, original=original)
+
+    def translation(self, page: str, lang: str) -> Catalog | None:
+        """The same, but nothing in the language that the page is written in: there is nothing to look up."""
+        return self.catalog(page, lang) if lang in self.languages else None
+
+
+def shelves(pages: Sequence[PageUnits], files: Collection[str]) -> dict[str, str]:
+    """The page that each catalogue belongs to, by the catalogue's name.
+
+    A catalogue is its namesake's, or else that of the page that had this name before. Where a new page
+    bears the name of an old one, the old one takes its catalogue first, for as long as it has none under
+    its own name.
+    """
+    homes: dict[str, str] = {}
+    for page in pages:
+        if page.name not in files:
+            homes.update(dict.fromkeys(page.former, page.name))
+    for page in pages:
+        homes.setdefault(page.name, page.name)
+    for page in pages:
+        for name in page.former:
+            homes.setdefault(name, page.name)
+    return {name: home for name, home in homes.items() if name in files}
+
+
+def unique(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    """The entries of several catalogues as those of one; a live one goes before its obsolete double."""
+    found: dict[Key, Entry] = {}
+    for entry in entries:
+        # An entry that is exchanged keeps its place: what stood beside a sentence tells what became of it.
+        if entry.key not in found or _merit(entry) > _merit(found[entry.key]):
+            found[entry.key] = entry
+    return tuple(found.values())
+
+
+def _merit(entry: Entry) -> tuple[bool, bool]:
+    return not entry.obsolete, is_translated(entry)
+
+
+def status(shelf: Catalogs) -> tuple[Row, ...]:
+    """Count the states, a row for each page and language."""
+    rows = []
+    for catalog in shelf.catalogs.values():
+        states = [catalog.state(key) for key in catalog.digests]
+        rows.append(Row(catalog.page, catalog.lang, *(states.count(state) for state in STATES)))
+    return tuple(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A sentence that wants a translator; `str()` is a line that editors jump from."""
+
+    path: str
+    line: int
+    state: State
+    context: str
+    msgid: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.state}: {self.context}: {self.msgid}"
+
+
+def pending(shelf: Catalogs) -> Iterator[Pending]:
+    """Every sentence that is not current, with its place. Run `sync` first, or new ones have none."""
+    for catalog in shelf.catalogs.values():
+        for key, entry in catalog.entries.items():
+            if (state := catalog.state(key)) != "current":
+                yield Pending(entry.path, entry.line, state, entry.context, " ".join(entry.msgid.split()))
+
+
+# ## A catalogue beside its page
+#
+# > What was matched once, and hung on nothing else, is matched again only when somebody reads it.
+#
+# Whether a sentence is translated elsewhere is asked only where its own catalogue lacks it. So a catalogue
+# with nothing missing follows from itself and from its page, and their digests stand for it.
+
+
+Others = Late[str | tuple[str, str, str], Entry]
+
+
+def matched(
+    page: PageUnits, lang: str, own: Sequence[File], others: Others, source: str, known: Memory
+) -> Catalog:
+    """The catalogue of a page; `own` are the files of its entries, `others` the translations of all pages."""
+    looked = Late(lambda: others)
+    merged = cache(partial(_merged, page, own, looked))
+    key = store.digest(page, lang, [file.digest for file in own])
+    if known.knows("matched", key):
+        digest, obsolete = key, known.of("matched", key, lambda: 0)
+    else:
+        digest, obsolete = _digest(merged()[0]), len(merged()[1])
+        if not looked.made:
+            digest, _ = key, known.of("matched", key, lambda: obsolete)
+    return Catalog(
+        page.name,
+        lang,
+        Late(lambda: merged()[0]),
+        Kept(lambda: merged()[1], obsolete),
+        Late(lambda: digests_of(page)),
+        source,
+        digest,
+    )
+
+
+def _merged(
+    page: PageUnits, own: Sequence[File], others: Others
+) -> tuple[Mapping[Key, Entry], tuple[Entry, ...]]:
+    """The live entries and the obsolete ones."""
+    merged = merge(page, unique(entry for file in own for entry in file.read()), others)
+    live = {entry.key: entry for entry in merged if not entry.obsolete}
+    return live, tuple(entry for entry in merged if entry.obsolete)
+
+
+def _digest(live: Mapping[Key, Entry]) -> str:
+    return store.digest(
+        [
+            (*entry.key, entry.msgstr, entry.digests, entry.fuzzy, entry.same, entry.path, entry.line)
+            for entry in live.values()
+        ]
+    )
+
+
+# ## Catalogues
+#
+# > A page in another language is the page itself with its sentences exchanged, each in one of four states.
+#
+# | state | meaning | the reader sees |
+# |---|---|---|
+# | current | translated, beside the code of today | the translation |
+# | recheck | translated, but the code beside it changed, or the text came from elsewhere | the same, marked |
+# | stale | the original was reworded since | the original, marked |
+# | missing | nobody translated it, or somebody pasted the original | the original, marked |
+#
+# A part may say in which languages its pages stand; in the others they are shown as they were written,
+# without any of these states, and nobody waits for a translation.
+#
+# A site's words for building are `load`, `Shelf.catalog` and `translate`; for translators `sync`, `status`
+# and `reviewed`. All of them match catalogues with pages in memory first, so they agree with each other.
 
 
 # The state of a page, in a language that it does not stand in: shown as it was written, on purpose.
@@ -103,7 +272,7 @@ def load(
     languages: Sequence[str],
     source: str = "en",
     known: Memory | None = None,
-) -> Shelf:
+) -> Catalogs:
     """Read all catalogues below `locale_dir` and match them with the pages.
 
     `languages` are the languages translated into; `source` is the tag of the one that the pages are written
@@ -119,7 +288,7 @@ def load(
             own = [files[name] for name in (page.name, *page.former) if homes.get(name) == page.name]
             catalogs[page.name, lang] = matched(page, lang, own, others, source, known)
     originals = ((page.name, lang) for page in pages for lang in languages if not page.stands_in(lang))
-    return Shelf(catalogs, tuple(languages), source, frozenset(originals))
+    return Catalogs(catalogs, tuple(languages), source, frozenset(originals))
 
 
 def _remembered(files: Sequence[po_file.File]) -> Mapping[str | tuple[str, str, str], Entry]:

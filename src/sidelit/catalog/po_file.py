@@ -25,9 +25,10 @@ from pathlib import Path
 
 import polib
 
-from sidelit import digests, reading, whole_files
+from sidelit.cache import store
+from sidelit.cache.store import Memory
 from sidelit.errors import SidelitError
-from sidelit.memory import Memory
+from sidelit.files import assets, atomic
 
 _STRING = r'"(?:[^"\\]|\\[\\"nrtabfv])*"'
 _LINE = re.compile(
@@ -80,7 +81,7 @@ class File:
 def opened(path: Path, lang: str, shown: str, memory: Memory) -> File:
     """Find a catalogue sound, which an earlier build may have done; raises as `read` does."""
     text = _decode(path, shown)
-    key = digests.digest(text, lang, shown)
+    key = store.digest(text, lang, shown)
     read = partial(memory.of, "catalogues", key, partial(_read, path, text, lang, shown))
     if memory.knows("catalogues", key):
         return File(key, read)
@@ -133,7 +134,7 @@ def _read(path: Path, text: str, lang: str, shown: str) -> tuple[Entry, ...]:
 
 def _decode(path: Path, shown: str) -> str:
     try:
-        data = reading.data(path)
+        data = assets.data(path)
     except OSError as error:
         raise SidelitError(f"cannot be read: {error.strerror}", path=shown) from None
     try:
@@ -221,4 +222,4 @@ def _to_polib(entry: Entry) -> polib.POEntry:
 
 def write(path: Path, content: str) -> bool:
     """Write a catalogue if it differs from what stands there; a reader never sees half of one."""
-    return whole_files.write(path, content.encode())
+    return atomic.write(path, content.encode())

@@ -1,42 +1,115 @@
-"""# Drawing
+"""# Drawings
 
-> One figure in one language: the template is filled, and what came out is checked before it goes on a page.
-
-A template calls the pen and a few functions that know the figure:
-
-| function | what it does |
-|---|---|
-| `word("key", n=…)` | a word of the figure's table in the page's language, its blanks filled |
-| `code(text)` | a name from the data, the same in every language |
-| `say(peak=…)` | fills the blank `{peak}` of the title, the description and the caption |
-| `row(…)` | one row of the table that is folded under the figure |
-| `holds(condition, "what it says")` | stops the build if a new recording no longer bears out a claim |
-
-So numbers come from the data alone, words from the catalogue alone, and a claim is checked at every build.
+> A template draws recorded numbers, once for each language, and what it drew is checked.
 """
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import jinja2
 from jinja2.sandbox import SandboxedEnvironment
 from markdown_it.token import Token
 from markupsafe import Markup
 
-from sidelit import template_errors
-from sidelit.catalog import catalog
-from sidelit.catalog.shelf import STATES
+from sidelit import theme
+from sidelit.catalog import catalog, sync
+from sidelit.catalog.catalog import STATES, Catalogs
+from sidelit.config.config import Config
 from sidelit.errors import SidelitError
-from sidelit.figures import pen, quantities, scales, words
-from sidelit.figures.figure import Figure
-from sidelit.figures.recording import Recording
-from sidelit.figures.sheet import check_literals, checked
+from sidelit.figures import pen, words
+from sidelit.figures.figure import FOLDER, Figure, Recording
 from sidelit.figures.words import BLANK, Said
 from sidelit.text import markup
+
+# ## The finished sheet
+#
+# > What a template drew is held to a few rules, so that every drawing follows its page.
+#
+# A drawing has no colour, no size of letters and no id of its own: the stylesheet of the page has them, in
+# light and in dark. Every word in it comes from the catalogue. What breaks a rule is refused with the line of
+# the template, or, where only the result shows it, with the piece in question.
+
+
+ELEMENTS = frozenset(
+    ("svg", "g", "path", "rect", "circle", "ellipse", "line", "polyline", "polygon", "text", "tspan")
+)
+# What the stylesheet says, and what would be said twice on a page or run on it.
+FORBIDDEN = frozenset(
+    ("id", "style", "color", "font", "font-size", "font-family", "stroke", "opacity", "href")
+)
+_NAMESPACE = "{http://www.w3.org/2000/svg}"
+_HATCH = re.compile(r"none|url\(#hatch-\d\)")
+
+
+def check_literals(environment: jinja2.Environment, path: Path, shown: str) -> None:
+    """Refuse words that are typed into a template: no translator would see them."""
+    source = path.read_text(encoding="utf-8")
+    # Expressions go and every line break stays, so that a place in the rest is a place in the file.
+    kept = [
+        value if kind == "data" else re.sub(r"[^\n]", "", value) for _, kind, value in environment.lex(source)
+    ]
+    bare = re.sub(
+        r"<!--.*?-->|<[^>]*>", lambda tag: "\n" * tag[0].count("\n"), "".join(kept), flags=re.DOTALL
+    )
+    if found := re.search(r"[^\W\d_][^\n<]*", bare):
+        line = bare.count("\n", 0, found.start()) + 1
+        what, hint = f"{found[0].strip()!r} is typed into the drawing", "make it a word of the figure's table"
+        raise SidelitError(what, path=shown, line=line, hint=hint)
+
+
+def checked(text: str, shown: str, width: int) -> Markup:
+    """The drawing as it goes on the page.
+
+    Raises `SidelitError` for what is no drawing, or breaks a rule.
+    """
+    try:
+        root = ElementTree.fromstring(text)
+    except ElementTree.ParseError as error:
+        line = text.splitlines()[error.position[0] - 1].strip()
+        where = f", near {line[max(0, error.position[1] - 40) :][:80]!r}"
+        raise SidelitError(f"what it draws is not well-formed{where}", path=shown, line=1) from None
+    box = root.get("viewBox", "").split()
+    if root.tag.removeprefix(_NAMESPACE) != "svg" or box[:3] != ["0", "0", str(width)] or len(box) != 4:
+        what = f'the drawing begins with <svg viewBox="0 0 {width} HEIGHT">'
+        raise SidelitError(what, path=shown, line=1, hint="{{ width }} is its width")
+    for element in root.iter():
+        _check(element, shown)
+    return Markup(re.sub(r">\s*\n\s*<", "><", text.strip()))
+
+
+def _check(element: ElementTree.Element, shown: str) -> None:
+    name = element.tag.removeprefix(_NAMESPACE)
+    if name not in ELEMENTS:
+        raise SidelitError(f"<{name}> has no place in a drawing", path=shown, line=1)
+    for key, value in element.attrib.items():
+        if key in FORBIDDEN or key.startswith("on") or (key == "fill" and not _HATCH.fullmatch(value)):
+            what = f'<{name} {key}="{value}"> does not follow the page'
+            raise SidelitError(what, path=shown, line=1, hint="give it a class of the stylesheet")
+
+
+# ## Drawing
+#
+# > One figure in one language: the template is filled, and what came out is checked before it goes on a page.
+#
+# A template calls the pen and a few functions that know the figure:
+#
+# | function | what it does |
+# |---|---|
+# | `word("key", n=…)` | a word of the figure's table in the page's language, its blanks filled |
+# | `code(text)` | a name from the data, the same in every language |
+# | `say(peak=…)` | fills the blank `{peak}` of the title, the description and the caption |
+# | `row(…)` | one row of the table that is folded under the figure |
+# | `holds(condition, "what it says")` | stops the build if a new recording no longer bears out a claim |
+#
+# So numbers come from the data alone, words from the catalogue alone, and a claim is checked at every build.
+
 
 # How wide the two drawings are, in units that are pixels where the page has room.
 WIDE, NARROW = 640, 340
@@ -138,8 +211,8 @@ class Easel:
         try:
             check_literals(self.environment, self.folder / name, self._path(figure, ending))
             text = self.environment.get_template(name).render(context)
-        except template_errors.RAISED as error:
-            raise template_errors.refused(error, self.folder, self.shown) from None
+        except theme.RAISED as error:
+            raise theme.refused(error, self.folder, self.shown) from None
         return checked(text, self._path(figure, ending), width), told
 
 
@@ -148,7 +221,7 @@ class _Script:
 
     def __init__(self, figure: Figure, book: catalog.Catalog | None) -> None:
         self.figure, self.book = figure, book
-        self.states: list[catalog.State] = ["current"]
+        self.states: list[sync.State] = ["current"]
         self.used: set[str] = set()
         self.done: dict[str, tuple[Token, ...]] = {}
 
@@ -226,18 +299,18 @@ def _holds(condition: object, what: str) -> str:
 
 
 def _quantity(name: str) -> Any:
-    write = getattr(quantities, name)
+    write = getattr(words, name)
     return lambda *given, **options: words.plain(write(*given, **options))
 
 
 _TOOLS: dict[str, Any] = {
     **pen.TOOLS,
     **{name: _quantity(name) for name in ("number", "fixed", "size", "percent", "power", "duration")},
-    "scaled": quantities.scaled,
-    "linear": scales.linear,
-    "log": scales.log,
-    "band": scales.band,
-    "ceiling": scales.ceiling,
+    "scaled": words.scaled,
+    "linear": pen.linear,
+    "log": pen.log,
+    "band": pen.band,
+    "ceiling": pen.ceiling,
     "code": words.code,
     "holds": _holds,
     "min": min,
@@ -248,3 +321,45 @@ _TOOLS: dict[str, Any] = {
     "abs": abs,
     "enumerate": enumerate,
 }
+
+
+# ## The gallery
+#
+# > All figures of a site, and each of them in each language.
+
+
+class Gallery:
+    """The figures of a site by name; a drawing is made once for each language."""
+
+    def __init__(
+        self, figures: Sequence[Figure] = (), easel: Easel | None = None, shelf: Catalogs | None = None
+    ) -> None:
+        self._figures: Mapping[str, Figure] = {each.name: each for each in figures}
+        self._easel, self._shelf = easel, shelf
+        self._drawn: dict[tuple[str, str], Drawing] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What a page may ask for."""
+        return tuple(sorted(self._figures))
+
+    def draw(self, name: str, lang: str, path: str | None = None, line: int | None = None) -> Drawing:
+        """The figure of a name in one language; `path` and `line` say who asks for it.
+
+        Raises `SidelitError` there if there is no such figure, or where the figure has a mistake.
+        """
+        if name not in self._figures or self._easel is None:
+            close = difflib.get_close_matches(name, self.names, n=3, cutoff=0.4) or self.names[:5]
+            hint = f"there is {', '.join(close)}" if close else "this site has none"
+            raise SidelitError(f"there is no figure {name!r}", path=path, line=line, hint=hint)
+        if (name, lang) not in self._drawn:
+            figure = self._figures[name]
+            book = self._shelf.translation(figure.page, lang) if self._shelf else None
+            self._drawn[name, lang] = self._easel.draw(figure, book)
+        return self._drawn[name, lang]
+
+
+def gallery(config: Config, figures: Sequence[Figure], shelf: Catalogs) -> Gallery:
+    """The gallery of a site, whose catalogues are on the shelf."""
+    folder = config.folder / FOLDER
+    return Gallery(figures, Easel(folder, config.shown(folder)), shelf)

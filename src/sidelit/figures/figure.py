@@ -1,10 +1,6 @@
-"""# Figures
+"""# Figures and their recordings
 
-> A table of words, a template that draws, and the recordings it draws from.
-
-`figures/NAME.toml` says what a figure claims, in words that reach the catalogues; `NAME.svg` beside it is a
-template that draws it, `NAME.narrow.svg` a second one for narrow screens, and `recorded/` holds the numbers.
-Here all of it is read and checked, before any language.
+> A figure is a claim in words, a template that draws it, and the numbers that a program has recorded.
 """
 
 from __future__ import annotations
@@ -12,17 +8,62 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from markdown_it.token import Token
 
-from sidelit.catalog import catalog
-from sidelit.config import Config
+from sidelit.catalog import sync
+from sidelit.config.config import Config
+from sidelit.config.toml import Table, read_table
 from sidelit.errors import SidelitError
-from sidelit.figures import recording
-from sidelit.figures.recording import Recording
-from sidelit.tables import Table, read_table
+from sidelit.files import assets
 from sidelit.text import markup
+
+# ## Recordings
+#
+# > A file of numbers that a program wrote, and how to make it again.
+#
+# No number of a figure is typed by hand. It is read from a recording: a JSON object with the command that
+# wrote it, the commit, the machine and the versions it ran on, and under `data` what it found.
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What one command found, and where; `versions` are pairs of a name and a version."""
+
+    name: str
+    command: str
+    commit: str
+    machine: str
+    versions: tuple[tuple[str, str], ...]
+    data: Any
+
+
+def read_recording(path: Path, shown: str) -> Recording:
+    """Read a recording; every mistake in it is a `SidelitError` with its line."""
+    found = assets.parsed(path, shown)
+    if not isinstance(found, dict):
+        raise SidelitError("a recording is an object with the key `data`", path=shown, line=1)
+    for key, kind in (("command", str), ("commit", str), ("machine", str), ("versions", dict)):
+        if not isinstance(found.get(key), kind):
+            what = f"the key {key!r} is missing" if key not in found else f"{key!r} has the wrong type"
+            raise SidelitError(what, path=shown, line=1, hint="record it again")
+    if "data" not in found:
+        raise SidelitError("the key 'data' is missing", path=shown, line=1, hint="record it again")
+    versions = tuple((str(name), str(version)) for name, version in sorted(found["versions"].items()))
+    return Recording(path.stem, found["command"], found["commit"], found["machine"], versions, found["data"])
+
+
+# ## Figures
+#
+# > A table of words, a template that draws, and the recordings it draws from.
+#
+# `figures/NAME.toml` says what a figure claims, in words that reach the catalogues; `NAME.svg` beside it is a
+# template that draws it, `NAME.narrow.svg` a second one for narrow screens, and `recorded/` holds the
+# numbers. Here all of it is read and checked, before any language.
+
 
 FOLDER, RECORDED = "figures", "recorded"
 
@@ -46,10 +87,10 @@ class Figure:
         """The name of its catalogue."""
         return f"{FOLDER}/{self.name}"
 
-    def units(self) -> catalog.PageUnits:
+    def units(self) -> sync.PageUnits:
         """What of it is to be translated."""
-        sections = (catalog.extract(context, tokens) for context, tokens in self.said.items())
-        return catalog.PageUnits(self.page, tuple(each for each in sections if each.msgids))
+        sections = (sync.extract(context, tokens) for context, tokens in self.said.items())
+        return sync.PageUnits(self.page, tuple(each for each in sections if each.msgids))
 
 
 def read_all(config: Config) -> tuple[Figure, ...]:
@@ -116,4 +157,4 @@ def recorded(config: Config, table: Table, file: object) -> Recording:
     if not path.is_file():
         hint = f"record it, or name another file of {config.shown(path.parent)}/"
         raise table.error(f"there is no recording {file}", str(file), hint=hint)
-    return recording.read(path, config.shown(path))
+    return read_recording(path, config.shown(path))

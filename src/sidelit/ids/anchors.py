@@ -16,8 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sidelit.errors import SidelitError
-from sidelit.ids.matching import PIECES, Imprint, imprint, match, moved
-from sidelit.ids.naming import piece, propose
+from sidelit.ids.matching import PIECES, Imprint, imprint, match, moved, piece, propose
 from sidelit.source.source import Document
 
 _DIGEST = re.compile(r"/(?:code|comment)-[0-9a-f]{8}(?:-\d+)?$|@[0-9a-f]{8}(?:-\d+)?$")

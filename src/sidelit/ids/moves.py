@@ -1,30 +1,89 @@
-"""# Sections that went to another page
+"""# Sections that moved or went
 
-> A chapter may be renamed, split and merged, and what readers kept of it still leads to the same section.
-
-[Claims](claims.py) tell which page goes on with which published one. Each page finds its own sections
-again, as [anchors](anchors.py) does. What is left of them, and of pages that another one took in, is looked
-for on all pages: exact copies first, then sections that are alike. A section that is found takes its id
-along where that is free, and the place it had before is noted with it, as `address#id`.
-
-A definition that nobody finds leads to the definition of its name on the page that took its own page in. For
-anything else only the author can say where its readers go (`sidelit publish --redirect`).
+> A section is looked for on every page before it counts as gone, and then its author says where readers go.
 """
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
 from sidelit.errors import SidelitError
 from sidelit.ids import ledger as ledger_file
 from sidelit.ids.anchors import Anchor, Naming, imprints, nowhere, places_of
-from sidelit.ids.claims import Claims, Placed
-from sidelit.ids.ledger import Ledger
+from sidelit.ids.ledger import Claims, Ledger, Placed
 from sidelit.ids.matching import PIECES, Imprint, alike, match, says_enough, text_of
-from sidelit.ids.redirects import Redirects, published, refuse
+
+# ## Where the readers of a section that is gone go
+#
+# > Its author says so once, at a release, and a word of it that means nothing is refused.
+#
+# `sidelit publish --redirect PAGE#OLD=NEW` names a published id whose section is gone, and the id that its
+# readers should find: one of the same page, or `PAGE#ID`. `*` stands for every other id of the page.
+
+
+Redirects = Mapping[str, Mapping[str, str]]
+"""By page and id, where the readers of sections that are gone go: `ID`, or `PAGE#ID`; `*` is any other id."""
+
+
+def published(claims: Claims, lost: Mapping[str, Sequence[Imprint]]) -> dict[str, dict[str, bool]]:
+    """By the names of each published page its ids, and whether the section of each is lost."""
+    found: dict[str, dict[str, bool]] = {}
+    for name, page in claims.ledger.pages.items():
+        for called in {name, claims.homes[name].name} if claims.owns(name) else {name}:
+            found.setdefault(called, {}).update({each.id: each in lost[name] for each in page})
+    return found
+
+
+def refuse(
+    redirects: Redirects,
+    known: Mapping[str, Mapping[str, bool]],
+    leads: Callable[[str, str], bool],
+) -> None:
+    """Refuse a redirect from what was never published or is still there, and one to what is on no page.
+
+    :param known: the published ids of each page by every name that it has, and whether each is gone.
+    :param leads: whether a page has a section that a redirect of its ids names.
+    """
+    for page, said in redirects.items():
+        if said and page not in known:
+            raise SidelitError(f"no published page is called {page!r}", hint=_near(page, known))
+        for old, new in said.items():
+            if old != "*":
+                _refuse_id(f"{page}#{old}", known[page].get(old), _near(old, known[page]))
+            if not leads(page, new):
+                what = f"the redirect of {f'{page}#{old}'!r} names {new!r}, which is on no page"
+                raise SidelitError(what, hint="`sidelit sections FILE` lists the ids of a file")
+
+
+def _refuse_id(place: str, gone: bool | None, near: str | None) -> None:
+    if gone is None:
+        raise SidelitError(f"no release has published the id {place!r}", hint=near)
+    if not gone:
+        what = f"the section {place!r} is still there, and only an id whose section is gone can be redirected"
+        raise SidelitError(what, hint="leave this redirect out")
+
+
+def _near(wanted: str, known: Iterable[str]) -> str | None:
+    close = difflib.get_close_matches(wanted, list(known), n=1)
+    return f"did you mean {close[0]!r}?" if close else None
+
+
+# ## Sections that went to another page
+#
+# > A chapter may be renamed, split and merged, and what readers kept of it still leads to the same section.
+#
+# [Claims](ledger.py) tell which page goes on with which published one. Each page finds its own sections
+# again, as [anchors](anchors.py) does. What is left of them, and of pages that another one took in, is looked
+# for on all pages: exact copies first, then sections that are alike. A section that is found takes its id
+# along where that is free, and the place it had before is noted with it, as `address#id`.
+#
+# A definition that nobody finds leads to the definition of its name on the page that took its own page in.
+# For anything else only the author can say where its readers go (`sidelit publish --redirect`).
+
 
 # Where a section is now: the name of its page, and its position in the document.
 Found = tuple[str, int]

@@ -17,18 +17,22 @@ from __future__ import annotations
 import ast
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sidelit.catalog.catalog import Catalog, Entry
+from markdown_it.token import Token
+
+from sidelit.catalog.catalog import Catalog
+from sidelit.catalog.po_file import Entry
 from sidelit.catalog.sync import is_translated
+from sidelit.config.glossary import Glossary
 from sidelit.errors import SidelitError
-from sidelit.glossary import Glossary
-from sidelit.lint import language, markup, terms
+from sidelit.lint import language, unit
 from sidelit.lint.unit import Pair, pair, vocabulary
-from sidelit.source import literals, source
-from sidelit.text import code
+from sidelit.source import source, syntax
+from sidelit.symbols import formula, marking
+from sidelit.text import code, directives, markup
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +70,20 @@ class Rule:
 
 _CJK = ("ja", "zh")
 RULES = (
-    Rule("code-spans", markup.code_spans),
-    Rule("formulas", markup.formulas),
-    Rule("links", markup.links),
-    Rule("footnotes", markup.footnotes),
-    Rule("numbers", markup.numbers, english=True),
-    Rule("blanks", markup.blanks),
-    Rule("emphasis", markup.emphasis),
-    Rule("structure", markup.structure),
-    Rule("stray-marker", markup.stray_markers),
-    Rule("empty-parentheses", markup.empty_parentheses),
-    Rule("adjacent-spans", markup.adjacent_spans),
-    Rule("term", terms.term),
-    Rule("never", terms.never),
-    Rule("english", terms.english, _CJK, english=True),
+    Rule("code-spans", unit.code_spans),
+    Rule("formulas", unit.formulas),
+    Rule("links", unit.links),
+    Rule("footnotes", unit.footnotes),
+    Rule("numbers", unit.numbers, english=True),
+    Rule("blanks", unit.blanks),
+    Rule("emphasis", unit.emphasis),
+    Rule("structure", unit.structure),
+    Rule("stray-marker", unit.stray_markers),
+    Rule("empty-parentheses", unit.empty_parentheses),
+    Rule("adjacent-spans", unit.adjacent_spans),
+    Rule("term", language.term),
+    Rule("never", language.never),
+    Rule("english", language.english, _CJK, english=True),
     Rule("please", language.please, _CJK),
     Rule("kana", language.kana, ("zh",)),
     Rule("unsimplified", language.unsimplified, ("zh",)),
@@ -106,7 +110,7 @@ def lint_catalog(catalog: Catalog, glossary: Glossary) -> tuple[Finding, ...]:
     findings: list[Finding] = []
     for entry, one in zip(entries, pairs, strict=True):
         findings += _overruled(entry, _check(entry, one, english))
-    for index, sentence in terms.first_uses(pairs):
+    for index, sentence in language.first_uses(pairs):
         if FIRST_USE not in _allowed(entries[index]):
             entry = entries[index]
             findings.append(Finding(entry.path, entry.line, FIRST_USE, sentence, "warning"))
@@ -159,7 +163,7 @@ def lint_source(text: str, path: str) -> tuple[Finding, ...]:
     text = text.removeprefix("\ufeff")
     found = [Finding(path, line, STRAY, _STRAY) for line in source.parse(text, path).stray]
     for literal in _docstrings(text, path):
-        lines = literals.commands(ast.get_source_segment(text, literal) or "")
+        lines = syntax.commands(ast.get_source_segment(text, literal) or "")
         if (line := next(lines, None)) is not None:
             found.append(Finding(path, literal.lineno + line, TEX_NOT_RAW, _RAW))
     return tuple(found)
@@ -179,7 +183,7 @@ def lint_characters(text: str) -> Iterator[tuple[int, str]]:
 
 def _docstrings(text: str, path: str) -> Iterator[ast.Constant]:
     try:
-        tree = literals.tree(text)
+        tree = syntax.tree(text)
     except SyntaxError as error:
         raise SidelitError(f"this is not valid Python: {error.msg}", path=path, line=error.lineno) from None
     for node in ast.walk(tree):
@@ -187,3 +191,119 @@ def _docstrings(text: str, path: str) -> Iterator[ast.Constant]:
             first = node.body[0].value if isinstance(node.body[0], ast.Expr) else None
             if isinstance(first, ast.Constant) and isinstance(first.value, str):
                 yield first
+
+
+# ## Lints for symbols
+#
+# > A page that says what its symbols mean says it of all of them, and of no others.
+#
+# A page that declares no notation is asked nothing.
+
+
+UNBOUND, UNKNOWN, UNUSED, TWICE = "unbound-symbol", "unknown-name", "unused-symbol", "symbol-twice"
+
+Unbound = tuple[str, SidelitError]
+
+
+def lint_symbols(tokens: Sequence[Token], program: Mapping[str, Sequence[str]]) -> Iterator[Unbound]:
+    """Look at the notation of a page with these words.
+
+    :param program: for every last word of a name the words and signs of the lines that have it, in all
+        chapters: what a chapter calls by its name may be defined in another.
+    """
+    known = marking.read(tokens)
+    if not known:
+        return
+    said, _ = directives.parted(tokens, marking.KIND)
+    bodies = [token for row in directives.take(tokens, marking.KIND)[1] for token in row.body]
+    used: set[str] = set()
+    for inline, tex, line in _formulas((*said, *bodies)):
+        read = formula.read(tex)
+        used |= {each.key for _, each in _found(read.symbols, known, read.counting) if each}
+        for name in _unbound(read, known, tex):
+            hint = f"add `:notation ${name}$: what it means`"
+            what = f"no `:notation` of this page says what ${name}$ means"
+            yield UNBOUND, SidelitError(what, path=markup.path_of(inline), line=line, hint=hint)
+    for meaning in known.meanings:
+        yield from _declared(meaning, known, used, program)
+
+
+def _declared(
+    meaning: marking.Meaning,
+    known: marking.Notation,
+    used: set[str],
+    program: Mapping[str, Sequence[str]],
+) -> Iterator[Unbound]:
+    first = known.find(formula.Symbol(meaning.base, meaning.below, 0, 0), frozenset())
+    if first is not meaning:
+        yield TWICE, _at(meaning, f"this page says twice what ${meaning.name}$ means")
+    elif meaning.key not in used:
+        yield UNUSED, _at(meaning, f"no formula of this page uses ${meaning.name}$", "remove the line")
+    if meaning.code and not _is_there(meaning, program):
+        code = "".join(meaning.code)
+        what = f"no chapter has `{code}` in its code, which ${meaning.name}$ is said to be called there"
+        yield UNKNOWN, _at(meaning, what, "begin with a name of the code, or with the words")
+
+
+def _is_there(meaning: marking.Meaning, program: Mapping[str, Sequence[str]]) -> bool:
+    last = next((word for word in reversed(meaning.code) if marking.is_word(word)), "")
+    return next(marking.positions(program.get(last, ()), meaning), None) is not None
+
+
+def program(lines: Iterable[str]) -> Mapping[str, Sequence[str]]:
+    """For each word of some coloured lines of code all words and signs of the lines that have it."""
+    found: dict[str, list[str]] = {}
+    for html in lines:
+        tokens = marking.program(html)
+        for word in filter(marking.is_word, dict.fromkeys(tokens)):
+            # What stands in two lines is no name.
+            found.setdefault(word, []).extend((*tokens, "\n"))
+    return found
+
+
+def _at(meaning: marking.Meaning, what: str, hint: str | None = None) -> SidelitError:
+    return SidelitError(what, path=meaning.path, line=meaning.line, hint=hint)
+
+
+def _found(
+    symbols: Iterable[formula.Symbol], known: marking.Notation, counting: frozenset[str]
+) -> Iterator[tuple[formula.Symbol, marking.Meaning | None]]:
+    """Every symbol with its meaning; what is below one is part of it, unless its letter is known alone."""
+    for symbol in symbols:
+        meaning = known.find(symbol, counting)
+        yield symbol, meaning
+        if meaning is not None and not meaning.below:
+            yield from _found(symbol.below_symbols, known, counting)
+        yield from _found(symbol.above_symbols, known, counting)
+
+
+def _unbound(read: formula.Formula, known: marking.Notation, tex: str) -> Mapping[str, None]:
+    """The names of what a formula uses and nobody explains, each once."""
+    customary = formula.places(read.symbols, tex)
+    return {
+        symbol.name: None
+        for symbol, meaning in _found(read.symbols, known, read.counting)
+        if meaning is None and symbol.start not in customary and not _excused(symbol, read, known)
+    }
+
+
+def _excused(symbol: formula.Symbol, read: formula.Formula, known: marking.Notation) -> bool:
+    """What needs no explanation: what the formula counts with, and an index."""
+    if symbol.below:
+        return False
+    index = any(each.index == symbol.base for each in known.meanings)
+    return symbol.base in read.counting or index
+
+
+def _formulas(tokens: Sequence[Token]) -> Iterator[tuple[Token, str, int]]:
+    for token in tokens:
+        if token.type == "math_block":
+            yield token, token.content, markup.line_of(token)
+        yield from ((token, each.content, markup.line_of(each, token)) for each in _inline(token))
+
+
+def _inline(token: Token) -> Iterator[Token]:
+    for child in token.children or ():
+        if child.type.startswith("math"):
+            yield child
+        yield from _inline(child)

@@ -1,21 +1,162 @@
-"""# The modules of a project
+"""# The files of a project and their modules
 
-> What a module exports, followed through its imports to the place where it is defined.
-
-A meaning is a [binding](scopes.py#Binding) of the project, or the dotted name of a module or of something
-outside of the project. Where two answers are possible there is none.
+> A name leads from file to file, and each file is read when somebody asks for it.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterable
+import gc
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeAlias
 
+from sidelit.config.config import Inventory
+from sidelit.errors import SidelitError
+from sidelit.files import assets
 from sidelit.names import scopes
 from sidelit.names.scopes import Binding, Scope
-from sidelit.names.shelf import Shelf
+from sidelit.names.survey import Survey, survey
+from sidelit.source import syntax
+from sidelit.source.decoding import read_source
+
+# ## The files of a project, as they are asked for
+#
+# > The names of one file follow from a few others, and memory has no room for the trees of all.
+#
+# So a file is read when something is asked about its module. What stays is its outline: what other files can
+# name, without the bodies of functions, whose trees take about thirty times as much memory as the text.
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A source: its path in the project, the module that it is, its text or the file that holds it, and
+    whether it is the `__init__` of a package.
+    """
+
+    path: str
+    module: str
+    text: str | Path
+    package: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A source that was read: its lines, and its names."""
+
+    path: str
+    module: str
+    package: bool
+    lines: list[str]
+    survey: Survey
+    size: int
+
+
+class ProjectFiles(Mapping[str, File]):
+    """The files of a project by their modules; those that Python cannot read are not there.
+
+    :param modules: the names of all modules, whether they can be read or not
+    :param size: the length of the texts whose outlines are at hand, in characters
+    """
+
+    def __init__(self, written: Iterable[Written]) -> None:
+        named: dict[str, list[Written]] = {}
+        for each in written:
+            named.setdefault(each.module, []).append(each)
+        self.modules = frozenset(named)
+        # Of two files of one module nobody knows which one is imported.
+        self.written = {module: files[0] for module, files in named.items() if len(files) == 1}
+        self._outlines: dict[str, File | None] = {}
+        self.size = 0
+
+    def __getitem__(self, module: str) -> File:
+        if module not in self._outlines:
+            found = read(self.written[module])
+            self._keep(module, outlined(found) if found else None)
+        outline = self._outlines[module]
+        if outline is None:
+            raise KeyError(module)
+        return outline
+
+    def __iter__(self) -> Iterator[str]:
+        return (module for module in self.written if module in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @contextmanager
+    def whole(self, module: str) -> Iterator[File | None]:
+        """A file with all that is in it, for as long as it is needed; `None` if Python cannot read it."""
+        found = read(self.written[module])
+        yield found
+        if module not in self._outlines:
+            self._keep(module, outlined(found) if found else None)
+
+    def _keep(self, module: str, outline: File | None) -> None:
+        self._outlines[module] = outline
+        self.size += outline.size if outline else 0
+
+
+def read(each: Written) -> File | None:
+    """Read a file; `None` if it is not valid Python."""
+    try:
+        text = each.text if isinstance(each.text, str) else read_source(each.text, each.path)[0]
+        text = re.sub(r"\r\n?", "\n", text).removeprefix("\ufeff")
+        with _undisturbed():
+            found = survey(syntax.tree(text), each.module, each.package)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, SidelitError):
+        return None
+    return File(each.path, each.module, each.package, text.split("\n"), found, len(text))
+
+
+def outlined(file: File) -> File:
+    """Take from a file what no other file can name.
+
+    Of a method it leaves what is needed to say what it assigns to `self`.
+    """
+    top = file.survey.top
+    left = {
+        binding.scope
+        for scope in top.inner.values()
+        for found in scope.attributes.values()
+        for binding in found
+    }
+    for node, scope in tuple(top.inner.items()):
+        around = [scope, *scope.around]
+        if any(each.kind == "function" and each not in left for each in around):
+            scope.bindings = {}
+            del top.inner[node]
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            node.body = []
+    if isinstance(top.node, ast.Module):
+        top.node.body = []
+    return replace(file, lines=[], survey=Survey(top))
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Make many objects without looking through all of them for some that are in nobody's use."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+# ## The modules of a project
+#
+# > What a module exports, followed through its imports to the place where it is defined.
+#
+# A meaning is a [binding](scopes.py#Binding) of the project, or the dotted name of a module or of something
+# outside of the project. Where two answers are possible there is none.
+
 
 Meaning: TypeAlias = "Binding | str"
 
@@ -25,7 +166,7 @@ _BUILT_IN = frozenset(name for name in dir(builtins) if not name.startswith("_")
 class Library:
     """All modules of a project."""
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, shelf: ProjectFiles) -> None:
         self.files = shelf
         self.packages = {name[:end] for name in shelf.modules for end in _ends(name)}
         self.tops = {name.partition(".")[0] for name in shelf.modules}
@@ -124,3 +265,70 @@ def _listed(top: Scope) -> frozenset[str] | None:
     if not isinstance(value, ast.List | ast.Tuple):
         return None
     return frozenset(str(each.value) for each in value.elts if isinstance(each, ast.Constant))
+
+
+# ## Names of other distributions
+#
+# > The list of names that are documented elsewhere, and the address of each.
+
+
+_MOST = 50_000_000  # bytes of a list, unpacked
+
+
+def addresses(inventories: Sequence[Inventory], folder: Path, shown: str) -> Mapping[str, str]:
+    """The address of each documented name; the first list that has a name decides.
+
+    :param folder: where the lists lie
+    :param shown: the folder as messages write it
+    """
+    found: dict[str, str] = {}
+    for each in inventories:
+        path = folder / each.file
+        place = f"{shown}/{each.file}"
+        try:
+            assets.refuse_outside(path, folder, place)
+            names = (
+                _sphinx(assets.data(path))
+                if each.file.endswith(".inv")
+                else _of_inventory(assets.text(path), place)
+            )
+            for name, at in names:
+                if not each.prefix or f"{name}.".startswith(f"{each.prefix}."):
+                    found.setdefault(name, each.url.replace("{place}", at))
+        except (OSError, UnicodeDecodeError, ValueError, zlib.error) as error:
+            reason = (
+                error.strerror if isinstance(error, OSError) and error.strerror else "it is no list of names"
+            )
+            raise SidelitError(f"cannot be read: {reason}", path=place) from None
+    return found
+
+
+def address(known: Mapping[str, str], name: str) -> str | None:
+    """Where a dotted name is documented. What is built into Python is listed without `builtins`."""
+    return known.get(name.removeprefix("builtins."))
+
+
+def _of_inventory(text: str, shown: str) -> Iterator[tuple[str, str]]:
+    """The lines of a list that a person wrote."""
+    pattern = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("# ")[0].split() if not line.startswith("#") else []
+        if words[:1] == ["@"]:
+            pattern = words[1] if len(words) == 2 else ""
+        elif words and (not pattern or len(words) > 2 or not re.fullmatch(r"\w+(\.\w+)*", words[0])):
+            what = f"{line.strip()!r} is no name of a list"
+            hint = "write `@ PLACE` with {name} in it above the names, and one name on a line"
+            raise SidelitError(what, path=shown, line=number, hint=hint)
+        elif words:
+            yield words[0], pattern.replace("{name}", words[-1])
+
+
+def _sphinx(data: bytes) -> Iterator[tuple[str, str]]:
+    """The Python names of an `objects.inv`, version 2: four lines of text, and the rest packed."""
+    *head, packed = data.split(b"\n", 4)
+    if len(head) < 4 or b"version 2" not in head[0] or b"zlib" not in head[3]:
+        raise ValueError("not an inventory of Sphinx")
+    text = zlib.decompressobj().decompress(packed, _MOST).decode()
+    for found in re.finditer(r"(?m)^(\S+)\s+py:\S+\s+-?\d+\s+(\S+)\s", text + "\n"):
+        name, place = found.groups()
+        yield name, place[:-1] + name if place.endswith("$") else place

@@ -1,6 +1,6 @@
-"""# What follows from a value
+"""# Annotations, calls and attributes
 
-> What an attribute of it means, what a call of it gives, and what is bound to it.
+> What an annotation says and what a call returns tell which class a value has.
 """
 
 from __future__ import annotations
@@ -9,22 +9,115 @@ import ast
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from sidelit.names import containers, hints
-from sidelit.names.classes import HARMLESS, Base, Classes, decorators, own
+from sidelit.names import kinds
 from sidelit.names.kinds import (
+    HARMLESS,
     NOTHING,
     Above,
+    Base,
     Class,
+    Classes,
     Either,
     Function,
     Instance,
     Known,
     Module,
     Outside,
+    decorators,
     either,
+    own,
 )
 from sidelit.names.library import Library, Meaning
 from sidelit.names.scopes import Binding, Scope
+
+# ## What an annotation says
+#
+# > The class of the objects that an annotation allows, and of a container what it holds.
+
+
+# What says something about the annotation in it, and nothing about the object.
+_WRAPPERS = frozenset({"Annotated", "ClassVar", "Final", "InitVar", "Required", "NotRequired", "ReadOnly"})
+_TYPING = ("typing", "typing_extensions", "dataclasses")
+
+
+def kind(node: ast.expr | None, scope: Scope, objects: Objects, own: Known | None) -> Known | None:
+    """What an object is that is annotated so; `own` is what `Self` means there."""
+    if isinstance(node, ast.Constant):
+        if node.value is None:
+            return NOTHING
+        return kind(_parsed(node.value), scope, objects, own) if isinstance(node.value, str) else None
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        return either(kind(each, scope, objects, own) for each in (node.left, node.right))
+    if isinstance(node, ast.Name | ast.Attribute):
+        return _named(node, scope, objects, own)
+    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name | ast.Attribute):
+        return _with_parts(node, node.value, scope, objects, own)
+    return None
+
+
+def _parsed(text: str) -> ast.expr | None:
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _named(node: ast.Name | ast.Attribute, scope: Scope, objects: Objects, own: Known | None) -> Known | None:
+    found = objects.meaning(node, scope)
+    if isinstance(found, Binding):
+        return Instance(found) if found.kind == "class" else _alias(found, objects)
+    if found is None or objects.library.inside(found):
+        return None
+    module, _, word = found.rpartition(".")
+    if module in _TYPING:
+        return own if word == "Self" else _of_typing(word)
+    return Instance(found)
+
+
+def _of_typing(word: str) -> Known | None:
+    return Instance(kinds.canonical(word)) if kinds.canonical(word) else None
+
+
+def _alias(found: Binding, objects: Objects) -> Known | None:
+    """A variable of a module that is assigned once may be another name for a type."""
+    several = found.scope.bindings.get(found.name, ())
+    if found.kind != "variable" or found.scope.kind != "module" or len(several) != 1:
+        return None
+    if found.source.path or found.source.how != "is":
+        return None
+    return kind(found.source.value, found.scope, objects, None)
+
+
+def _with_parts(
+    node: ast.Subscript, named: ast.Name | ast.Attribute, scope: Scope, objects: Objects, own: Known | None
+) -> Known | None:
+    found = objects.meaning(named, scope)
+    if isinstance(found, Binding):
+        return Instance(found) if found.kind == "class" else None
+    module, _, word = (found or "").rpartition(".")
+    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    if not parts and word not in ("tuple", "Tuple"):
+        return None  # Of nothing, as `tuple[()]`, may be a tuple alone.
+    if module in _TYPING and word in _WRAPPERS:
+        return kind(parts[0], scope, objects, own)
+    if module in _TYPING and word in ("Optional", "Union"):
+        return either(kind(each, scope, objects, own) for each in parts)
+    if word in ("type", "Type") and module in ("builtins", *_TYPING):
+        said = kind(parts[0], scope, objects, own)
+        return Class(said.what) if isinstance(said, Instance) else None
+    if not found or objects.library.inside(found):
+        return None
+    name = kinds.canonical(word) if module in _TYPING else found
+    if not name or word in ("Literal", "Callable"):
+        return None
+    held = [each for each in parts if not (isinstance(each, ast.Constant) and each.value is ...)]
+    fixed = name == "builtins.tuple" and len(held) == len(parts)
+    return Instance(name, tuple(kind(each, scope, objects, own) for each in held), fixed)
+
+
+# ## What follows from a value
+#
+# > What an attribute of it means, what a call of it gives, and what is bound to it.
 
 
 class Objects:
@@ -103,7 +196,7 @@ class Objects:
         if not isinstance(whole, Instance):
             return None
         if isinstance(whole.what, str):
-            return containers.each(whole)
+            return kinds.each(whole)
         found = self.attribute(whole, "__iter__")[1]
         given = self.result(found)
         return self.each(given) if given != whole else self.result(self.attribute(whole, "__next__")[1])
@@ -156,7 +249,7 @@ class Objects:
             if isinstance(found.node, ast.ExceptHandler):
                 caught = self.of(found.annotation, scope)
                 return self.result(caught) if isinstance(caught, Class) else _made(caught)
-            said = hints.kind(found.annotation, around, self, own(scope))
+            said = kind(found.annotation, around, self, own(scope))
             # `Final` leaves it to the value.
             return said if said is not None or found.source.value is None else self._unpacked(found)
         if found.kind == "parameter":
@@ -174,14 +267,14 @@ class Objects:
         if source.how == "enter":
             value = self._entered(value)
         for place in source.path:
-            value = containers.place(value, place) if isinstance(value, Instance) else None
+            value = kinds.place(value, place) if isinstance(value, Instance) else None
         return value
 
     def _entered(self, value: Known | None) -> Known | None:
         """What `with` gives: that of `__enter__`, or what a context manager made of a function yields."""
         if not isinstance(value, Instance):
             return None
-        if value.what == containers.MANAGER:
+        if value.what == kinds.MANAGER:
             return value.parts[0]
         return self.result(self.attribute(value, "__enter__")[1]) if isinstance(value.what, Binding) else None
 
@@ -195,9 +288,9 @@ class Objects:
             return None
         receiver = called.receiver.what if isinstance(called.receiver, Instance | Class) else None
         this = Instance(receiver) if receiver is not None else None
-        said = hints.kind(node.returns, called.what.scope, self, this)
+        said = kind(node.returns, called.what.scope, self, this)
         if "contextmanager" in words:
-            return Instance(containers.MANAGER, (self.each(said),))
+            return Instance(kinds.MANAGER, (self.each(said),))
         return said
 
     def _above(self, scope: Scope) -> Known | None:

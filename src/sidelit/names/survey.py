@@ -13,8 +13,21 @@ import ast
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from sidelit.names.binding import absolute, bind, binding, block, gathered, receiver, targets
-from sidelit.names.scopes import LOST, Binding, Bound, How, Scope, Source
+from sidelit.names.scopes import (
+    LOST,
+    Binding,
+    Bound,
+    How,
+    Scope,
+    Source,
+    absolute,
+    bind,
+    binding,
+    block,
+    gathered,
+    receiver,
+    targets,
+)
 
 Defined = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda

@@ -1,24 +1,36 @@
-"""# The names of a site's sections
+"""# Sections and their ids
 
-> One ledger names the sections of every page, for the site, for a file of it, and for a citation.
-
-What `sidelit sections FILE` tells of a file that a site prints is what the site prints: both ask here.
+> A source is read, its sections get their published ids, and an earlier build may have done both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from sidelit import config as configuration
-from sidelit.config import Chapter, Config
+from sidelit.cache.records import Kept
+from sidelit.cache.store import Memory
+from sidelit.config import config as configuration
+from sidelit.config.chapters import Chapter
+from sidelit.config.config import Config
+from sidelit.config.prose import Prose
 from sidelit.errors import SidelitError
-from sidelit.ids import anchors, claims, ledger, moves
+from sidelit.ids import anchors, ledger, moves
 from sidelit.ids.anchors import Anchor
-from sidelit.ids.redirects import Redirects
-from sidelit.memory import Memory
-from sidelit.source import remembered, source
+from sidelit.ids.moves import Redirects
+from sidelit.site import content
+from sidelit.site.content import Piece, Text
+from sidelit.source import source, summary
+from sidelit.source.summary import surface
+
+# ## The names of a site's sections
+#
+# > One ledger names the sections of every page, for the site, for a file of it, and for a citation.
+#
+# What `sidelit sections FILE` tells of a file that a site prints is what the site prints: both ask here.
+
 
 LEDGER = "anchors.json"
 
@@ -34,16 +46,16 @@ def publish(config: Config, redirects: Redirects) -> Path:
     return path
 
 
-def placed(config: Config, item: Chapter, memory: Memory | None = None) -> claims.Placed:
+def placed(config: Config, item: Chapter, memory: Memory | None = None) -> ledger.Placed:
     """Read the source of a chapter.
 
     Raises `SidelitError` when it cannot be read as Python.
     """
-    document = remembered.read(config.project / item.source, item.source, memory)
-    return claims.Placed(item.name, item.output, document, item.former)
+    document = summary.read(config.project / item.source, item.source, memory)
+    return ledger.Placed(item.name, item.output, document, item.former)
 
 
-def assign(config: Config, pages: Sequence[claims.Placed]) -> dict[str, tuple[Anchor, ...] | SidelitError]:
+def assign(config: Config, pages: Sequence[ledger.Placed]) -> dict[str, tuple[Anchor, ...] | SidelitError]:
     """The anchors of each chapter by its name, or the error for ids that would lead nowhere.
 
     Raises `SidelitError` when the ledger is broken, or a published page would vanish.
@@ -105,5 +117,63 @@ def _in_ledger(config: Config) -> Iterator[None]:
     except SidelitError as error:
         if error.path not in (None, str(path)):
             raise
-        line = ledger.line_of(path, error.page) if isinstance(error, claims.Vanished) else error.line
+        line = ledger.line_of(path, error.page) if isinstance(error, ledger.Vanished) else error.line
         raise SidelitError(error.what, path=config.shown(path), line=line, hint=error.hint) from None
+
+
+# ## Texts of earlier builds
+#
+# > A text that is what it was is known without its pieces, which are read when a page asks for them.
+
+
+Report = Callable[[SidelitError], None]
+
+
+def prose(item: Prose, path: Path, memory: Memory) -> Text:
+    """Read a page of Markdown, as `content.prose` does."""
+    written = content.written(item, path)
+    key = content.prose_digest(item, written)
+    return _text(key, lambda report: content.prose(item, written), memory)[0]
+
+
+def chapter(
+    item: Chapter,
+    document: source.Document,
+    names: Sequence[Anchor],
+    number: int,
+    report: Report,
+    memory: Memory,
+) -> Text:
+    """Make the text of a source, as `content.chapter` does."""
+    key = content.chapter_digest(item, document, names, number)
+
+    def make(report: Report) -> Text:
+        text = content.chapter(item, document, names, number, report)
+        return replace(text, surface=surface(document))
+
+    text, faults = _text(key, make, memory)
+    for error in faults:
+        report(error)
+    return text
+
+
+def _text(key: str, make: Callable[[Report], Text], memory: Memory) -> tuple[Text, tuple[SidelitError, ...]]:
+    """A text, and what is wrong in it."""
+    pieces: list[tuple[Piece, ...]] = []
+
+    def first() -> tuple[Text, int, tuple[SidelitError, ...]]:
+        faults: list[SidelitError] = []
+        text = make(faults.append)
+        pieces.append(memory.alone("pieces", key, lambda: tuple(text.pieces)))
+        return replace(text, pieces=()), len(text.pieces), tuple(faults)
+
+    def again() -> tuple[Piece, ...]:
+        # Those that this build has made stay: much will be asked about them.
+        if pieces:
+            return pieces[0]
+        return memory.alone("pieces", key, lambda: tuple(make(lambda error: None).pieces))
+
+    text, length, faults = memory.of("texts", key, first)
+    # `kept.asking` tells who asks for them.
+    kept = Kept(again, length, text.item.source)
+    return replace(text, pieces=kept, memory=memory), faults

@@ -1,99 +1,362 @@
 """# Putting a page together
 
-> Words, code, links and the way through the book meet in one record, the page's view.
-
-Every piece is made by the stage that knows how; this one decides only what goes where. A mistake in one
-section does not hide the mistakes in the next: they are collected, so that one build tells an author all of
-them.
+> The renderer makes the text; here stands what is around it, for each kind of page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import PurePosixPath
 
 from markdown_it.token import Token
 from markupsafe import Markup
 
-from sidelit.config import Chapter, Lab, Lesson
+from sidelit.config.chapters import Chapter
+from sidelit.config.config import Config
+from sidelit.config.origin import fill, report
+from sidelit.config.prose import Lab, Lesson
+from sidelit.config.publication import DRAFT
 from sidelit.errors import SidelitError
-from sidelit.site import (
-    folding,
-    frame,
-    lab_page,
-    lesson_head,
-    link_views,
-    list_views,
-    listing,
-    meta,
-    surroundings,
-    symbol_rows,
-    views,
-)
-from sidelit.site.desk import Desk
-from sidelit.site.edition import Page
-from sidelit.site.lesson_views import LessonHead
-from sidelit.site.press import Press
-from sidelit.symbols import notation
-from sidelit.text import fields
+from sidelit.files import assets
+from sidelit.labs import cells
+from sidelit.site import content, links, listing, metadata, model, navigation, page_renderer
+from sidelit.site.context import BuildContext
+from sidelit.site.edition import Edition, Page
+from sidelit.site.links import fragment
+from sidelit.site.model import LessonHead, Link
+from sidelit.site.navigation import Navigation
+from sidelit.site.page_renderer import PageRenderer
+from sidelit.site.search import index
+from sidelit.symbols import marking
+from sidelit.symbols.marking import Marker
+from sidelit.text import directives, prose
+from sidelit.theme import breakable
+
+# ## What stands around a page
+#
+# > The head of every page names the site, and the foot says where the page comes from and whom to tell.
 
 
-def view(press: Press, shown: Page) -> views.View:
-    """Assemble one page in one language. Mistakes go to `press.report`; what they spoil is left out."""
-    own = kind(shown)
-    desk = Desk(press, shown)
-    body, rows, lesson = "", Markup(""), None
-    sections: tuple[views.SectionView, ...] = ()
-    if shown.text.prose:
-        tokens: Sequence[Token] = [token for words in shown.words for token in words.tokens]
-        if isinstance(shown.text.item, Lesson):
-            lesson, tokens = _lesson(desk, shown.text.item, tokens)
-        tokens, _ = fields.parted(tokens, notation.KIND)
-        body = desk.html(tokens, heading_ids=True)
-        rows = Markup("").join(symbol_rows.rows(desk))
-    else:
-        sections = tuple(folding.sections(desk))
-    return views.View(
-        lang=shown.lang,
-        html_lang=desk.language.tag,
-        language=desk.language,
-        source_lang=shown.source_lang,
-        root=desk.ways.root,
-        site=frame.head(press, desk.edition, desk.ways),
-        page=surroundings.info(desk, own, sections, body, lesson),
-        foot=frame.foot(press, shown),
-        meta=meta.of_page(press.cited, shown),
-        sections=sections,
-        moved=tuple(surroundings.moved(desk)),
-        body=Markup(body),
-        symbol_rows=rows,
-        glossary=tuple(_glossary(desk)) if own == "glossary" else (),
-        entries=listing.cited(press.works, desk.edition, desk.ways.to) if own == "bibliography" else (),
+def site_head(build: BuildContext, edition: Edition, around: Navigation) -> model.SiteInfo:
+    """What is the same on every page of one language, with its addresses as one page needs them."""
+    return model.SiteInfo(
+        title=build.config.title,
+        tagline=edition.tagline,
+        summary=edition.tagline,
+        licence_note=edition.licence_note,
+        home_figure=build.config.home_figure,
+        version=build.origin.version,
+        repository=build.config.public.repository,
+        nav=tuple(around.nav()),
+        home=around.to(build.config.home),
+        course=bool(build.config.course.lessons),
+        search=_search(edition, around),
+        versions=_versions(build, around),
     )
 
 
-def _glossary(desk: Desk) -> Iterator[list_views.Term]:
+def _versions(build: BuildContext, around: Navigation) -> model.Versions | None:
+    public, shown = build.config.public, around.shown
+    if not public.others:
+        return None
+    others = (Link(other.label, f"{around.top}{other.home(shown.lang)}") for other in public.others)
+    label = public.others[0].label if public.notice == DRAFT else build.origin.version
+    return model.Versions(public.notice, label, around.newest(shown.text.item.output), tuple(others))
+
+
+def _search(edition: Edition, around: Navigation) -> model.Search | None:
+    """One page needs no search: the browser has one."""
+    if len(edition.pages) < 2:
+        return None
+    language = around.to("index.html").removesuffix("index.html")
+    return model.Search(around.root + index.folder(edition.lang), language)
+
+
+def foot(build: BuildContext, shown: Page) -> model.Foot:
+    """What a reader needs to trust a page, to mend it, or to cite it."""
+    origin, item = build.origin, shown.text.item
+    return model.Foot(
+        version=origin.version,
+        commit=origin.label,
+        commit_url=fill(build.config.public.commit_url, origin, item.source),
+        date=origin.date,
+        torch=build.config.figures_torch,
+        run=item.run if isinstance(item, Chapter) else None,
+        report=report(build.config, origin, item.source, shown.lang),
+        proofs=tuple(_proofs(build, item)) if isinstance(item, Chapter) else (),
+        cite=metadata.citation_of(build.cited, shown),
+    )
+
+
+def _proofs(build: BuildContext, item: Chapter) -> Iterator[Link]:
+    """To the tests that prove a chapter."""
+    for proof in item.proves:
+        line = build.proved.get(proof, 1)
+        yield Link(str(proof), fill(build.config.public.source_url, build.origin, proof.path, line))
+
+
+# ## What stands around the text of a page
+#
+# > The title, the lede, the ways to other pages, and what else the frame of a page has to know.
+
+
+# The kinds of pages whose words stand one block below the other.
+_IN_BLOCKS = ("chapter", "lesson", "prose")
+# The two faces of KaTeX that letters and signs are set in, and what of its HTML shows that a page uses them.
+_MATH_FACES = {
+    "katex/fonts/KaTeX_Main-Regular.woff2": re.compile(
+        r'class="m(?:ord|bin|rel|open|close|punct)"[^>]*>[^<]'
+    ),
+    "katex/fonts/KaTeX_Math-Italic.woff2": re.compile(r'class="mord mathnormal'),
+}
+# What words are emphasised in, where letters have an italic.
+_ITALIC = "fonts/source-serif-4-basic-wght-italic.woff2"
+# What a reader has to open, such as an answer: the faces it is set in are not asked for ahead.
+_SHUT = re.compile(r"<details(?![^>]*\sopen\b).*?</details>", re.DOTALL)
+# How the link of a name in code begins.
+_NAME = '<a class="n" '
+
+
+def _code(section: model.SectionView) -> Iterator[str]:
+    imports = section.imports.lines if section.imports else ()
+    return (line.html for line in (*section.lines, *imports))
+
+
+def info(
+    renderer: PageRenderer,
+    kind: str,
+    sections: Sequence[model.SectionView],
+    body: str,
+    lesson: model.LessonHead | None = None,
+) -> model.PageInfo:
+    """The record of what stands around the text of the page."""
+    shown, part = renderer.shown, renderer.nav.part()
+    before, after = renderer.nav.neighbours()
+    crumbs = ((model.Link(part, None),) if part else ()) + (
+        model.Link(shown.label, None, lang=shown.label_lang),
+    )
+    title_html = renderer.inline(shown.title, "title") or breakable(shown.label)
+    lede = renderer.inline(shown.lede, "lede")
+    folds = [each.fold.words for each in sections if each.fold]
+    parts = (part for each in sections for part in (each.title, each.doc))
+    above = (lesson.needs, *lesson.aims) if lesson else ()
+    written = (body, title_html, lede, *above, *folds, *parts)
+    unfolded = [each for each in sections if not each.fold]
+    words = [_SHUT.sub("", html) for html in (body, lede, *(each.doc for each in unfolded))]
+    seen = (*words, title_html, *above, *folds, *(each.title for each in unfolded))
+    text = shown.text
+    opens = text.pieces[0] if text.pieces and text.pieces[0].kind == "module" else None
+    figure = renderer.figure_of(opens) if opens else Markup("")
+    return model.PageInfo(
+        kind=kind,
+        title=shown.label,
+        title_html=title_html,
+        title_state=shown.title_state,
+        lede=lede,
+        lede_text=prose.plain(shown.lede),
+        lede_state=shown.lede_state,
+        part=part,
+        crumbs=crumbs,
+        url=renderer.nav.here,
+        source_path=renderer.item.source,
+        source_url=renderer.source_url(1),
+        prev=before,
+        next=after,
+        alternates=tuple(renderer.nav.alternates()),
+        toc=tuple(navigation.sections(sections) if sections else navigation.headings(shown)),
+        run=renderer.item.run if isinstance(renderer.item, Chapter) else None,
+        has_math=any('class="katex' in html for html in written),
+        faces=tuple(name for name, used in _MATH_FACES.items() if any(used.search(html) for html in seen))
+        + ((_ITALIC,) if not renderer.language.cjk and any("<em>" in html for html in words) else ()),
+        has_depth=any(each.fold for each in sections),
+        has_names=_NAME in body or any(_NAME in html for each in sections for html in _code(each)),
+        has_figures=bool(renderer.figures_shown),
+        needs=(*renderer.needed, *(("symbols",) if renderer.symbols.used else ())),
+        figure=figure,
+        arranged=kind == "home" and 'class="opening"' in body,
+        forward=forward(renderer) if kind == "forward" else None,
+        lesson=lesson,
+        original=_original(renderer) if kind in _IN_BLOCKS and not shown.original else None,
+    )
+
+
+def _original(renderer: PageRenderer) -> model.Alternate | None:
+    """The page in the language that it was written in, if this is a translation of it."""
+    if renderer.shown.original:
+        return None
+    source = renderer.config.source_language
+    others = (each for each in renderer.nav.alternates() if not each.current)
+    return next((each for each in others if each.code == source), None)
+
+
+def forward(renderer: PageRenderer) -> model.Link:
+    """To the page that went from this address."""
+    lead = renderer.build.leads[renderer.item.output][""]
+    other = renderer.edition.pages[lead.output]
+    return model.Link(other.label, renderer.nav.to(lead.output), lang=other.label_lang)
+
+
+def moved(renderer: PageRenderer) -> Iterator[model.Moved]:
+    """To the sections that went from this address."""
+    for old, lead in links.departed(renderer.build.leads, renderer.shown.text).items():
+        yield model.Moved(old, f"{renderer.nav.to(lead.output)}#{fragment(lead.id)}")
+
+
+# ## The page of a lab
+#
+# > Where its notebook opens, which lesson it belongs to, and which run its outputs are from.
+#
+# The notebooks are files of the repository, one for each language, which `sidelit lab` makes. The site has
+# the student's; the one with the solutions stays in the repository.
+
+
+def lab_head(renderer: PageRenderer, item: Lab) -> model.LabHead:
+    """What stands at the head of a lab beside what every lesson says."""
+    config, lang = renderer.config, renderer.shown.lang
+    public, path = config.public, cells.student_path(config, item, lang)
+    known = (("Colab", public.colab_url), ("Jupyter", public.jupyter_url))
+    opens = ((name, fill(pattern, renderer.build.origin, path)) for name, pattern in known)
+    return model.LabHead(
+        lesson=_lesson_of_lab(renderer, item),
+        notebook=renderer.nav.to(_place(item)),
+        places=tuple((name, address) for name, address in opens if address),
+        teachers=fill(public.source_url, renderer.build.origin, cells.teacher_path(config, item, lang)),
+        recording=renderer.run.recording,
+    )
+
+
+def _lesson_of_lab(renderer: PageRenderer, item: Lab) -> model.Link | None:
+    """To the lesson that the lab names, if it names one."""
+    text = renderer.shown.text
+    if not text.lesson:
+        return None
+    lessons = {PurePosixPath(each.source).stem: each for each in renderer.config.course.lessons}
+    if text.lesson not in lessons:
+        what, hint = f"there is no lesson {text.lesson!r}", f"there is {', '.join(lessons) or 'none'}"
+        renderer.build.report(SidelitError(what, path=item.source, line=text.lesson_line, hint=hint))
+        return None
+    other = renderer.edition.pages[lessons[text.lesson].output]
+    return model.Link(other.label, renderer.nav.to(other.text.item.output), lang=other.label_lang)
+
+
+def _place(item: Lab) -> str:
+    return item.output.removesuffix(".html") + ".ipynb"
+
+
+def lab_files(config: Config, report: Callable[[SidelitError], None]) -> dict[str, bytes]:
+    """The students' notebooks, by where they lie in the site; `report` is told of those that nobody made."""
+    found: dict[str, bytes] = {}
+    for item in config.labs.labs:
+        for lang in config.languages:
+            path = cells.student_path(config, item, lang)
+            try:
+                found[navigation.address(config, _place(item), lang)] = assets.data(config.project / path)
+            except OSError:
+                what = f"the notebook {path} is not there"
+                report(SidelitError(what, path=item.source, line=1, hint="run `sidelit lab`"))
+    return found
+
+
+# ## The rows of a page's notation
+#
+# > A page ends with what its symbols mean: its own, and those of what it shows of other pages.
+#
+# A lesson shows sections of chapters, and each symbol in them is explained once, in the lesson's language.
+
+
+def notation_rows(renderer: PageRenderer) -> Iterator[Markup]:
+    """The rows of the notation that belongs at the end of a page: its own, and what it has taken."""
+    symbols = renderer.symbols
+    if not symbols.used:
+        return
+    yield _of(renderer, renderer.shown, symbols.own, every=True)
+    for there, marker in tuple(symbols.taken()):
+        yield _of(renderer.beside(there), there, marker)
+
+
+def _of(renderer: PageRenderer, there: Page, marker: Marker, every: bool = False) -> Markup:
+    """The rows of a page's notation, in the language of this page, that have no row here yet."""
+    tokens = [token for words in there.words for token in words.tokens]
+    found = []
+    for row in directives.take(tokens, marking.KIND)[1]:
+        keys = {marker.key_of(symbol) for symbol in marking.declared(row)}
+        if every or (keys & marker.used) - renderer.symbols.listed:
+            found.append(row)
+        renderer.symbols.listed |= keys
+    table = renderer.html(directives.listed(found)) if found else ""
+    return Markup(table.partition("<tbody>")[2].partition("</tbody>")[0])
+
+
+# ## Putting a page together
+#
+# > Words, code, links and the way through the book meet in one record, the page's view.
+#
+# Every piece is made by the stage that knows how; this one decides only what goes where. A mistake in one
+# section does not hide the mistakes in the next: they are collected, so that one build tells an author all of
+# them.
+
+
+def view(build: BuildContext, shown: Page) -> model.View:
+    """Assemble one page in one language. Mistakes go to `press.report`; what they spoil is left out."""
+    own = kind(shown)
+    renderer = PageRenderer(build, shown)
+    body, rows, lesson = "", Markup(""), None
+    sections: tuple[model.SectionView, ...] = ()
+    if shown.text.prose:
+        tokens: Sequence[Token] = [token for words in shown.words for token in words.tokens]
+        if isinstance(shown.text.item, Lesson):
+            lesson, tokens = _lesson(renderer, shown.text.item, tokens)
+        tokens, _ = directives.parted(tokens, marking.KIND)
+        body = renderer.html(tokens, heading_ids=True)
+        rows = Markup("").join(notation_rows(renderer))
+    else:
+        sections = tuple(page_renderer.sections(renderer))
+    return model.View(
+        lang=shown.lang,
+        html_lang=renderer.language.tag,
+        language=renderer.language,
+        source_lang=shown.source_lang,
+        root=renderer.nav.root,
+        site=site_head(build, renderer.edition, renderer.nav),
+        page=info(renderer, own, sections, body, lesson),
+        foot=foot(build, shown),
+        meta=metadata.meta_of(build.cited, shown),
+        sections=sections,
+        moved=tuple(moved(renderer)),
+        body=Markup(body),
+        symbol_rows=rows,
+        glossary=tuple(_glossary(renderer)) if own == "glossary" else (),
+        entries=(
+            listing.cited(build.works, renderer.edition, renderer.nav.to) if own == "bibliography" else ()
+        ),
+    )
+
+
+def _glossary(renderer: PageRenderer) -> Iterator[model.Term]:
     """The rows of the glossary, with where each term is explained and where it is used."""
-    press = desk.press
-    for term in listing.terms(press.glossary, press.config, desk.shown.lang, partial(_see, desk)):
-        yield replace(term, uses=listing.used(press.uses.get(term.name, ()), desk.edition, desk.ways.to))
+    build = renderer.build
+    for term in listing.terms(build.glossary, build.config, renderer.shown.lang, partial(_see, renderer)):
+        uses = build.uses.get(term.name, ())
+        yield replace(term, uses=listing.used(uses, renderer.edition, renderer.nav.to))
 
 
-def _see(desk: Desk, href: str, line: int) -> link_views.Link:
+def _see(renderer: PageRenderer, href: str, line: int) -> model.Link:
     """A link of a glossary's row; `line` is the row's. A link that leads nowhere is reported there."""
-    index = desk.press.index
+    index = renderer.build.index
     try:
-        address = index.resolve(href, desk.target, line, up=desk.ways.language_root)
-        there = index.page(href.partition("#")[0], desk.target, line)
+        address = index.resolve(href, renderer.target, line, up=renderer.nav.language_root)
+        there = index.page(href.partition("#")[0], renderer.target, line)
         if there is None:
             raise SidelitError(f"the link {href!r} leads to no page of the site")
     except SidelitError as error:
-        path = desk.config.shown(desk.config.folder / "glossary.toml")
-        desk.press.report(SidelitError(error.what, path=path, line=line, hint=error.hint))
-        return link_views.Link(href, None)
-    known = desk.edition.pages[there.output]
-    return link_views.Link(known.label, address, lang=known.label_lang)
+        path = renderer.config.shown(renderer.config.folder / "glossary.toml")
+        renderer.build.report(SidelitError(error.what, path=path, line=line, hint=error.hint))
+        return model.Link(href, None)
+    known = renderer.edition.pages[there.output]
+    return model.Link(known.label, address, lang=known.label_lang)
 
 
 def kind(shown: Page) -> str:
@@ -106,9 +369,11 @@ def kind(shown: Page) -> str:
     return item.append or ("home" if item.output == "index.html" else "prose")
 
 
-def _lesson(desk: Desk, item: Lesson, tokens: Sequence[Token]) -> tuple[LessonHead, Sequence[Token]]:
+def _lesson(
+    renderer: PageRenderer, item: Lesson, tokens: Sequence[Token]
+) -> tuple[LessonHead, Sequence[Token]]:
     """The head of a lesson, and the text below it."""
-    head = lesson_head.split(tokens, item.source)
-    needs, *aims = (Markup(desk.html(words)) for words in (head.needs, *head.aims))
-    lab = lab_page.head(desk, item) if isinstance(item, Lab) else None
+    head = content.split(tokens, item.source)
+    needs, *aims = (Markup(renderer.html(words)) for words in (head.needs, *head.aims))
+    lab = lab_head(renderer, item) if isinstance(item, Lab) else None
     return LessonHead(item.name, item.number, head.minutes, needs, tuple(aims), lab), head.rest

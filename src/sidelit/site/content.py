@@ -1,15 +1,13 @@
 """# What a page says, before any language
 
-> Sources and prose become the same record, so that everything after this stage treats them alike.
-
-A chapter's pieces are its sections; a prose page's pieces are the stretches between its headings. A piece
-carries the tokens of its words, the context its translations are filed under, and the lines of code beside
-it.
+> A chapter, a lesson, a lab and a page of prose become the same record: pieces with words and code.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import pairwise
@@ -18,23 +16,144 @@ from typing import TypeVar
 
 from markdown_it.token import Token
 
-from sidelit import digests, reading
-from sidelit.catalog import catalog
-from sidelit.config import SITE, Chapter, Config, Lab, Lesson, Prose
+from sidelit.cache import store
+from sidelit.cache.records import Ids, note
+from sidelit.cache.store import Memory
+from sidelit.catalog import sync
+from sidelit.config.chapters import Chapter
+from sidelit.config.config import SITE, Config
+from sidelit.config.prose import Lab, Lesson, Prose
 from sidelit.errors import SidelitError
-from sidelit.figures import figure
+from sidelit.figures import figure, interactive
+from sidelit.files import assets
 from sidelit.ids.anchors import Anchor
-from sidelit.interactive import sliders, stepper
-from sidelit.kept import note
-from sidelit.labs import written as lab_page
-from sidelit.memory import Memory
-from sidelit.packed import Ids
-from sidelit.site import imported, lesson_head
+from sidelit.labs import cells as lab_page
 from sidelit.source import source
-from sidelit.source.marks import Depth
-from sidelit.source.surface import Surface
-from sidelit.text import code, directives, fields, markup
+from sidelit.source.scan import Depth
+from sidelit.source.summary import Surface
+from sidelit.text import code, directives, markup
 from sidelit.text.docstrings import reader
+
+# ## The line above folded imports
+#
+# > A reader is told what a module rests on before opening its imports, and three names are enough for that.
+#
+# Modules of the same project are named first, together with those of other projects, and the standard library
+# behind them. A module of the project is called by its last name, as `store` for
+# `from shop.store import Store`, and another project by its first one, as `numpy` for `numpy.linalg`.
+
+
+SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What the line says: some names, and how many modules it does not name."""
+
+    names: tuple[str, ...]
+    more: int = 0
+
+
+def named(modules: Iterable[str], own: str) -> Named:
+    """Choose the names that stand in the line.
+
+    :param modules: what is imported, as the source names it.
+    :param own: the module that imports it, dotted.
+    """
+    # The sort keeps the order of the source among equals.
+    found = sorted((_name(module, own) for module in modules), key=lambda each: each[0])
+    names = list(dict.fromkeys(name for _, name in found))
+    if len(names) > 1:
+        names = [name for name in names if name != "__future__"]
+    # One more name takes no more room than the words that it is missing.
+    shown = len(names) if len(names) <= SHOWN + 1 else SHOWN
+    return Named(tuple(names[:shown]), len(names) - shown)
+
+
+def _name(module: str, own: str) -> tuple[bool, str]:
+    """Whether a module is of the standard library, and what a reader knows it by."""
+    first = module.partition(".")[0]
+    ours = not first or first == own.partition(".")[0]
+    standard = not ours and first in sys.stdlib_module_names
+    return standard, module.rpartition(".")[2] if ours else first
+
+
+# ## The head of a lesson
+#
+# > Below its lede a lesson says how long it takes, what it needs, and what a reader can do afterwards.
+#
+#     :minutes: 15
+#     :needs: [the lesson before](before.md), and a pencil
+#     :aim: say what a rank stores
+#     :aim: predict what it sends
+#
+# The words of `needs` and `aim` are translated like any others; the number is the same in every language.
+
+
+FIELDS = ("minutes", "needs", "aim")
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What stands at the head of a lesson; `needs` and each of the `aims` are the tokens of their words."""
+
+    minutes: int
+    needs: tuple[Token, ...]
+    aims: tuple[tuple[Token, ...], ...]
+    rest: tuple[Token, ...]
+    """The text below it."""
+
+
+def split(tokens: Sequence[Token], path: str) -> Head:
+    """Take the head off the tokens that follow the lede.
+
+    :raises SidelitError: if it is missing, or says something else than it should
+    """
+    if not tokens or tokens[0].type != "field_list_open":
+        line = markup.line_of(tokens[0]) if tokens else 1
+        raise _missing("minutes", "15", path, line)
+    end = directives.closing(tokens, 0)
+    said: dict[str, list[tuple[Token, ...]]] = {name: [] for name in FIELDS}
+    for row in (row for table in directives.tables(tokens[1:end]).values() for row in table):
+        name = str(row.name.meta["kind"])
+        if name not in said or row.name.meta["argument"]:
+            close = difflib.get_close_matches(name, FIELDS, n=1)
+            what = f"the head of a lesson has no field `:{row.name.content}:`"
+            hint = f"did you mean `:{close[0]}:`?" if close else f"there is {', '.join(FIELDS)}"
+            raise SidelitError(what, path=path, line=markup.line_of(row.name), hint=hint)
+        if said[name] and name != "aim":
+            what = f"the head of a lesson says `:{name}:` twice"
+            raise SidelitError(what, path=path, line=markup.line_of(row.name))
+        said[name].append(row.body)
+    for name, example in (("minutes", "15"), ("aim", "say what a reader will be able to do")):
+        if not said[name]:
+            raise _missing(name, example, path, markup.line_of(tokens[0]))
+    (needs,) = said["needs"] or [()]
+    minutes = _minutes(said["minutes"][0], path, markup.line_of(tokens[0]))
+    return Head(minutes, needs, tuple(said["aim"]), tuple(tokens[end + 1 :]))
+
+
+def _minutes(body: Sequence[Token], path: str, line: int) -> int:
+    words = markup.plain(body)
+    if not words.isdecimal() or int(words) == 0:
+        line = markup.line_of(body[0]) if body else line
+        raise SidelitError(f"`:minutes:` is a whole number, and not {words!r}", path=path, line=line)
+    return int(words)
+
+
+def _missing(name: str, example: str, path: str, line: int) -> SidelitError:
+    hint = f"write `:{name}: {example}` below the lede"
+    return SidelitError(f"the head of this lesson has no `:{name}:`", path=path, line=line, hint=hint)
+
+
+# ## What a page says, before any language
+#
+# > Sources and prose become the same record, so that everything after this stage treats them alike.
+#
+# A chapter's pieces are its sections; a prose page's pieces are the stretches between its headings. A piece
+# carries the tokens of its words, the context its translations are filed under, and the lines of code beside
+# it.
+
 
 Value = TypeVar("Value")
 
@@ -52,7 +171,7 @@ class Fold:
 class Imports:
     """The imports that a file begins with: what the line above them names, and their lines."""
 
-    named: imported.Named
+    named: Named
     lines: tuple[tuple[int, str], ...]
 
 
@@ -144,7 +263,7 @@ def chapter(
 
     Sections that are hidden from readers are left out here, once for all languages.
     """
-    lines = code.highlight(document.text)
+    lines = code.highlighted(document.text)
     texts = (section.commentary for section in document.sections)
     docstrings = reader.reader(item.dialect, texts, item.source, report)
     folds = {depth: _fold(item, depth) for each in document.sections if (depth := each.depth)}
@@ -159,7 +278,7 @@ def chapter(
             tokens=docstrings.read(section.commentary, section.commentary_line or 1),
             lines=tuple(code.numbered(lines, section.body)),
             imports=_imports(item, section, lines),
-            code_digest=catalog.code_digest(line for _, line in section.body),
+            code_digest=sync.code_digest(line for _, line in section.body),
             first_line=section.first_line,
             fold=folds[section.depth] if section.depth else None,
         )
@@ -175,7 +294,7 @@ def chapter(
 
 def chapter_digest(item: Chapter, document: source.Document, names: Sequence[Anchor], number: int = 0) -> str:
     """Stands for all that `chapter` makes a text from."""
-    return digests.digest(document.text, item, names, number)
+    return store.digest(document.text, item, names, number)
 
 
 def _imports(item: Chapter, section: source.Section, lines: tuple[code.Line, ...]) -> Imports | None:
@@ -184,7 +303,7 @@ def _imports(item: Chapter, section: source.Section, lines: tuple[code.Line, ...
         return None
     rows = {number for number, _ in shown}
     modules = (each.module for each in section.imports.modules if each.line in rows)
-    return Imports(imported.named(modules, item.module), tuple(code.numbered(lines, shown)))
+    return Imports(named(modules, item.module), tuple(code.numbered(lines, shown)))
 
 
 def _numbered(pieces: Iterable[Piece], chapter: int) -> Iterator[Piece]:
@@ -207,7 +326,7 @@ def _with_anchors(pieces: Sequence[Piece]) -> Iterator[Piece]:
 
 def _with_figure(piece: Piece, path: str) -> Piece:
     """A section with the name of the drawing beside it, which is no word to translate."""
-    tokens, named = fields.take(piece.tokens, "figure")
+    tokens, named = directives.take(piece.tokens, "figure")
     if not named:
         return piece
     line, name = markup.line_of(named[-1].name), markup.plain(named[-1].body)
@@ -231,7 +350,7 @@ def written(item: Prose, path: Path) -> str:
     Raises `SidelitError` when the file cannot be read.
     """
     try:
-        return reading.text(path)
+        return assets.text(path)
     except OSError as error:
         raise SidelitError(f"cannot be read: {error.strerror}", path=item.source) from None
     except UnicodeDecodeError:
@@ -240,7 +359,7 @@ def written(item: Prose, path: Path) -> str:
 
 def prose_digest(item: Prose, written: str) -> str:
     """Stands for all that `prose` makes a text from."""
-    return digests.digest(written, item)
+    return store.digest(written, item)
 
 
 def prose(item: Prose, written: str) -> Text:
@@ -248,56 +367,60 @@ def prose(item: Prose, written: str) -> Text:
 
     Raises `SidelitError` where they are wrong.
     """
-    named: Sequence[fields.Field] = ()
+    named: Sequence[directives.Field] = ()
     if isinstance(item, Lab):
-        tokens, named = fields.take(lab_page.tokens(written, item.source), "lesson")
+        tokens, named = directives.take(lab_page.tokens(written, item.source), "lesson")
     else:
         tokens = markup.parse(written, path=item.source, first_line=1, directives=True)
     # The title is drawn by the page's template, which gives it no id.
     after = markup.opening(tokens).rest
-    minutes = lesson_head.split(after, item.source).minutes if isinstance(item, Lesson) else 0
+    minutes = split(after, item.source).minutes if isinstance(item, Lesson) else 0
     ids = Ids(str(token.meta["slug"]) for token in after if token.type == "heading_open")
-    pieces = tuple(Piece("", (), context, "prose", "", part) for context, part in catalog.split_prose(tokens))
+    pieces = tuple(Piece("", (), context, "prose", "", part) for context, part in sync.split_prose(tokens))
     label = PurePosixPath(item.source).stem
     lesson, line = (markup.plain(named[0].body), markup.line_of(named[0].name)) if named else ("", 1)
     digest = prose_digest(item, written)
     return Text(item, label, pieces, ids, minutes=minutes, lesson=lesson, lesson_line=line, digest=digest)
 
 
-def units(config: Config, texts: Sequence[Text]) -> tuple[catalog.PageUnits, ...]:
+def units(config: Config, texts: Sequence[Text]) -> tuple[sync.PageUnits, ...]:
     """Everything of a site that is to be translated: its pages, and the words that are on none of them."""
     asked = (part.question for part in config.parts)
     parts = (config.course.label, config.labs.label, *(part.label for part in config.parts), *asked)
     labels = tuple(label for label in parts if label)
     about = tuple(text for text in (config.tagline, config.licence_note) if text)
     own = (("nav", labels), ("site", about))
-    site = catalog.PageUnits(SITE, tuple(catalog.SectionUnits(name, said) for name, said in own if said))
+    site = sync.PageUnits(SITE, tuple(sync.SectionUnits(name, said) for name, said in own if said))
     current = {text.item.name for text in texts}
     figures = (each.units() for each in figure.read_all(config))
-    steppers = (stepper.read(config, name).script.units() for name in stepper.names(config))
-    moved = (sliders.read(config, name).script.units() for name in sliders.names(config))
+    steppers = (
+        interactive.read_stepper(config, name).script.units() for name in interactive.stepper_names(config)
+    )
+    moved = (
+        interactive.read_sliders(config, name).script.units() for name in interactive.slider_names(config)
+    )
     return (*(page_units(text, current) for text in texts), *figures, *steppers, *moved, site)
 
 
-def page_units(text: Text, current: Collection[str] = ()) -> catalog.PageUnits:
+def page_units(text: Text, current: Collection[str] = ()) -> sync.PageUnits:
     """What of a page is to be translated; `current` are the names of all pages, this one included."""
     sections = text.once("units", lambda: tuple(_sections(text.pieces)))
     # What a page might have been called by its path is nothing to a page that is called so.
     former = (each.name for each in text.item.former if each.told or each.name not in current)
     names = tuple(dict.fromkeys(former))
-    return catalog.PageUnits(text.item.name, sections, names, text.item.languages)
+    return sync.PageUnits(text.item.name, sections, names, text.item.languages)
 
 
-def _sections(pieces: Sequence[Piece]) -> Iterator[catalog.SectionUnits]:
+def _sections(pieces: Sequence[Piece]) -> Iterator[sync.SectionUnits]:
     pairs = pairwise((None, *pieces))
     yield from (units for before, piece in pairs if piece for units in _units(before, piece))
 
 
-def _units(before: Piece | None, piece: Piece) -> Iterator[catalog.SectionUnits]:
+def _units(before: Piece | None, piece: Piece) -> Iterator[sync.SectionUnits]:
     """What of a piece is to be translated; where a fold begins, its line comes first.
 
     That line is not about the code of one section, so no change of code asks for a recheck of it.
     """
     if piece.fold and (before is None or before.fold is not piece.fold):
-        yield catalog.extract(piece.fold.context, piece.fold.tokens)
-    yield catalog.extract(piece.context, piece.tokens, piece.code_digest)
+        yield sync.extract(piece.fold.context, piece.fold.tokens)
+    yield sync.extract(piece.context, piece.tokens, piece.code_digest)

@@ -16,12 +16,12 @@ from typing import TypeVar
 
 from markdown_it.token import Token
 
-from sidelit import digests
+from sidelit.cache import store
+from sidelit.cache.records import Kept, note
 from sidelit.catalog import catalog
-from sidelit.config import SITE, Config
-from sidelit.kept import Kept, note
+from sidelit.config.config import SITE, Config
 from sidelit.site.content import Piece, Text
-from sidelit.site.link_views import NavGroup
+from sidelit.site.model import NavGroup
 from sidelit.text import markup
 
 SUMMARY = 200
@@ -108,7 +108,7 @@ class Edition:
     """What all pages of one folder have in common: links to every page, made when the first asks for them."""
 
 
-def edition(config: Config, texts: Sequence[Text], shelf: catalog.Shelf, lang: str) -> Edition:
+def edition(config: Config, texts: Sequence[Text], shelf: catalog.Catalogs, lang: str) -> Edition:
     """Put every page of the site into one language."""
     book = shelf.translation(SITE, lang)
     parts = tuple(_label(part.label, book, "nav") for part in config.parts)
@@ -157,7 +157,7 @@ def _opening(piece: Piece, book: catalog.Catalog | None) -> tuple[markup.Opening
 
 def _digest(text: Text, book: catalog.Catalog | None) -> str:
     said = book and (book.digest, book.source, book.original)
-    return digests.digest(text.digest, said) if text.digest else ""
+    return store.digest(text.digest, said) if text.digest else ""
 
 
 def _name(text: Text, lang: str) -> str:

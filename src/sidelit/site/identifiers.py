@@ -1,9 +1,6 @@
 """# Identifiers as links
 
-> A name in code leads to the section that defines it, or to the page that documents it elsewhere.
-
-What a name means, [names](../names/links.py) says; here it gets an address. A definition is reached by the id
-of its section, and any other line by its number.
+> Each name in the code on a page leads to its definition.
 """
 
 from __future__ import annotations
@@ -11,20 +8,135 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from html import escape
+from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
-from sidelit import digests, kept
-from sidelit.config import Config
-from sidelit.names import outside
-from sidelit.names.links import Definition, Links
-from sidelit.site import linked
+from sidelit import workers
+from sidelit.cache import records, store
+from sidelit.cache.records import AT_HAND
+from sidelit.config.chapters import Chapter
+from sidelit.config.config import Config
+from sidelit.names import library
+from sidelit.names.library import Written
+from sidelit.names.links import Definition, Links, Names
 from sidelit.site.content import Text
-from sidelit.site.linked import Outline
 from sidelit.site.links import fragment
+from sidelit.source.summary import Module, reached
 from sidelit.text import code
 from sidelit.text.code import Mark
+
+# ## The links of all sources
+#
+# > What the names in a source mean is found out again when its words change, or code that its imports reach.
+#
+# The links of a source are read from the [memory](../cache/store.py) when a page shows them. What stands for
+# them is known before: their places, and everything that they lead to, each once.
+
+
+Target = Definition | str
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """The links of a source in short.
+
+    :param digest: stands for the place of each link, and for which of the targets it leads to.
+    """
+
+    digest: str = ""
+    targets: tuple[Target, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """The links of all sources.
+
+    :param links: finds the links of a source.
+    :param outlines: what stands for them.
+    """
+
+    links: Callable[[str], Links]
+    outlines: Mapping[str, Outline]
+
+
+def linked(folder: Path, texts: Sequence[Text], jobs: int | None) -> Linked:
+    """Find out what the names in chapters mean; `folder` is the one that their paths start from."""
+    chapters = {text.item.source: text for text in texts if isinstance(text.item, Chapter)}
+    keys = _keys(list(chapters.values()))
+    outlines: dict[str, Outline] = {}
+    missing = []
+    for source, text in chapters.items():
+        if text.memory.knows("links", keys[source]) and text.memory.knows("outlines", keys[source]):
+            outlines[source] = text.memory.of("outlines", keys[source], Outline)
+        else:
+            missing.append(source)
+    made: dict[str, Links] = {}
+    names = Names(
+        written(folder, (each.item for each in chapters.values() if isinstance(each.item, Chapter)))
+    )
+    if missing:
+        with names:
+            made |= zip(missing, workers.shared(names.links, missing, jobs), strict=True)
+    for source, links in made.items():
+        chapters[source].memory.of("links", keys[source], partial(dict, links))
+        outlines[source] = chapters[source].memory.of("outlines", keys[source], partial(_outline, links))
+
+    @lru_cache(maxsize=AT_HAND)
+    def read(source: str) -> Links:
+        if source in made or source not in chapters:
+            return made.get(source, {})
+        return chapters[source].memory.of("links", keys[source], lambda: names.links(source))
+
+    return Linked(read, outlines)
+
+
+def _keys(chapters: Sequence[Text]) -> dict[str, tuple[str, ...] | str]:
+    """What the links of each source follow from; empty where nobody knows."""
+    modules: dict[str, Module] = {}
+    for text in chapters:
+        if isinstance(text.item, Chapter) and text.item.module:
+            modules[text.item.module] = Module(text.item.module, _is_package(text.item), text.surface)
+    named = store.digest([(text.item.source, getattr(text.item, "module", "")) for text in chapters])
+    others = reached(modules)
+    return {
+        text.item.source: (text.digest, named, others.get(getattr(text.item, "module", ""), ""))
+        if text.digest
+        else ""
+        for text in chapters
+    }
+
+
+def _outline(links: Links) -> Outline:
+    targets: dict[Target, int] = {}
+    places = [
+        (line, link.start, link.text, targets.setdefault(link.to, len(targets)))
+        for line, found in links.items()
+        for link in found
+    ]
+    return Outline(store.digest(places), tuple(targets))
+
+
+def written(folder: Path, chapters: Iterable[Chapter]) -> tuple[Written, ...]:
+    """The sources of chapters that a program can import; their paths start from the folder."""
+    return tuple(
+        Written(each.source, each.module, folder / each.source, _is_package(each))
+        for each in chapters
+        if each.module
+    )
+
+
+def _is_package(chapter: Chapter) -> bool:
+    return posixpath.basename(chapter.source) == "__init__.py"
+
+
+# ## Identifiers as links
+#
+# > A name in code leads to the section that defines it, or to the page that documents it elsewhere.
+#
+# What a name means, [names](../names/links.py) says; here it gets an address. A definition is reached by the
+# id of its section, and any other line by its number.
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +192,7 @@ class Identifiers:
         self, source: str, lines: tuple[tuple[int, str], ...], page: str
     ) -> tuple[tuple[int, str], ...]:
         """Lines of code of a source, with links as a page of the site needs them."""
-        kept.note(NOTED.format(source))
+        records.note(NOTED.format(source))
         # The page in the next language shows the same.
         key = source, lines, page
         if key not in self._marked:
@@ -108,12 +220,12 @@ class Identifiers:
         """Stands for all links of a source, with their addresses as seen from its own page."""
         outline = self.outlines.get(source, Outline())
         page = self.shown[source].output if source in self.shown else ""
-        return digests.digest(outline.digest, [(to, self.address(to, page)) for to in outline.targets])
+        return store.digest(outline.digest, [(to, self.address(to, page)) for to in outline.targets])
 
     def address(self, to: Definition | str, page: str) -> str | None:
         """The address of what a name means, seen from a page of the site."""
         if isinstance(to, str):
-            return outside.address(self.documented, to)
+            return library.address(self.documented, to)
         place = self.shown.get(to.path)
         anchor = self.anchor(to)
         if place is None or anchor is None:
@@ -154,8 +266,8 @@ def identifiers(
 
     :raises SidelitError: a list of documented names cannot be read.
     """
-    documented = outside.addresses(config.inventories, config.folder, config.shown(config.folder))
-    found = linked.linked(config.project, [*texts, *unshown], jobs)
+    documented = library.addresses(config.inventories, config.folder, config.shown(config.folder))
+    found = linked(config.project, [*texts, *unshown], jobs)
     return Identifiers(
         {text.item.source: text.once("shown", partial(shown, text)) for text in texts if not text.prose},
         found.links,

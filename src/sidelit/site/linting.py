@@ -11,16 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from sidelit import glossary
-from sidelit.config import Config
-from sidelit.errors import SidelitError
-from sidelit.lint import lint, sections, symbols
+from sidelit.config import glossary
+from sidelit.config.config import Config
+from sidelit.errors import Collector, SidelitError
+from sidelit.lint import lint, sections
 from sidelit.lint.lint import Finding
-from sidelit.site import content, partial, proved, site
-from sidelit.site.collector import Collector
+from sidelit.site import content, site, usage
 from sidelit.source import source
 from sidelit.source.decoding import read_source
-from sidelit.source.literals import Misread
+from sidelit.source.syntax import Misread
 
 _TAG = re.compile("<[^>]*>")
 
@@ -33,7 +32,7 @@ def findings(config: Config) -> tuple[Finding, ...]:
     Raises `SidelitError` if a page of prose or a catalogue cannot be read.
     """
     severity: Literal["error", "warning"] = "warning" if config.keep_going else "error"
-    config, unread = partial.readable(config)
+    config, unread = site.readable(config)
     notes = Collector()
     written = site.texts(config, notes)
     books = site.shelf(config, written)
@@ -53,7 +52,7 @@ def findings(config: Config) -> tuple[Finding, ...]:
         found += lint.lint_catalog(book, terms)
     found += (lint.refused(error, "directive") for error in site.mistakes(config, written))
     found += _chosen(config, written)
-    proved.lines(config, lambda error: found.append(lint.refused(error, "proves")))
+    usage.lines(config, lambda error: found.append(lint.refused(error, "proves")))
     return tuple(found)
 
 
@@ -92,9 +91,9 @@ def _said(error: SidelitError) -> str:
 
 def _symbols(written: Sequence[content.Text]) -> Iterator[tuple[str, str, SidelitError]]:
     """What is wrong with the notation of pages; it belongs to a page as a whole."""
-    program = symbols.program(line for page in written for piece in page.pieces for _, line in piece.lines)
+    program = lint.program(line for page in written for piece in page.pieces for _, line in piece.lines)
     for page in written:
-        yield from ((rule, "", error) for rule, error in symbols.lint(page.tokens, program))
+        yield from ((rule, "", error) for rule, error in lint.lint_symbols(page.tokens, program))
 
 
 def _sections(config: Config, written: Sequence[content.Text]) -> Iterator[tuple[str, str, SidelitError]]:

@@ -1,35 +1,118 @@
 """# Pages made from data
 
-> The glossary and the bibliography are tables that somebody keeps; a page only shows them.
-
-A work has a key, and every link `bib:KEY` of the site leads to its entry. An entry with a field that nobody
-knows is refused, so that a slip of the pen cannot make a title vanish.
+> The glossary, the bibliography and their uses, and the index of all that a link may name.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sidelit import glossary as glossary_file
-from sidelit.config import Config
+from sidelit.cache import store
+from sidelit.cache.records import Ids, as_one
+from sidelit.config import glossary
+from sidelit.config import glossary as glossary_file
+from sidelit.config.config import Config
+from sidelit.config.glossary import Finder, Glossary
+from sidelit.config.languages import Language
+from sidelit.config.prose import Prose
+from sidelit.config.toml import read_toml
 from sidelit.errors import SidelitError
-from sidelit.glossary import Glossary
-from sidelit.kept import as_one
-from sidelit.languages import Language
-from sidelit.site.content import Text
+from sidelit.site import content, links
+from sidelit.site.content import Piece, Text
 from sidelit.site.edition import Edition
-from sidelit.site.link_views import Link
 from sidelit.site.links import fragment
-from sidelit.site.list_views import Term, Word, Work
-from sidelit.site.uses import Use
-from sidelit.tables import read_toml
+from sidelit.site.model import Link, Term, Word, Work
 from sidelit.text import markup
-from sidelit.text.dialect import is_cjk
+from sidelit.text.markup import is_cjk
+
+# ## Where the terms of the glossary are used
+#
+# > A definition says little to a reader who cannot go and see the word at work.
+#
+# Each term has the pages that use it, those first that are about it: a term in a heading counts for more than
+# one in a sentence. Of each page it has the section that uses it most. All of it is read from the original,
+# once a build, so that every language lists the same sections.
+
+
+# How many times a term in a heading or in the sentence below the title counts.
+_HEADING = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A page that uses a term: its place in the site, and its section that does so most."""
+
+    output: str
+    id: str
+
+
+def uses(glossary: Glossary, texts: Collection[Text]) -> Mapping[str, tuple[Use, ...]]:
+    """The uses of each term, by its name; nothing is read where no page shows them."""
+    if not any(_shows(text) for text in texts):
+        return {}
+    finder, words = Finder(glossary), store.digest(glossary)
+    weighed: dict[str, list[tuple[int, Use]]] = {}
+    for text in texts:
+        if isinstance(text.item, Prose) and text.item.append:
+            continue
+        for term, (weight, section) in text.once("uses", partial(_in_page, finder, text), words).items():
+            weighed.setdefault(term, []).append((weight, Use(text.item.output, section)))
+    # The sort keeps the order of the book among pages of one weight.
+    return {
+        term: tuple(use for _, use in sorted(found, key=lambda each: -each[0]))
+        for term, found in weighed.items()
+    }
+
+
+def _shows(text: Text) -> bool:
+    return isinstance(text.item, Prose) and text.item.append == "glossary"
+
+
+def _in_page(finder: Finder, text: Text) -> dict[str, tuple[int, str]]:
+    """Each term of a page, with its weight there and the section in which it weighs most."""
+    total: Counter[str] = Counter()
+    best: dict[str, tuple[int, str]] = {}
+    for piece in text.pieces:
+        here: Counter[str] = Counter()
+        for words, weight in _words(piece):
+            for _, term in finder.find(words):
+                here[term.name] += weight
+        total.update(here)
+        for name, weight in here.items():
+            if weight > best.get(name, (0, ""))[0]:
+                best[name] = (weight, _place(piece))
+    return {term: (weight, best[term][1]) for term, weight in total.items()}
+
+
+def _place(piece: Piece) -> str:
+    """Where a section of a source begins, or a stretch of prose under its heading; the title is no place."""
+    headings = (token for token in piece.tokens if token.type == "heading_open" and token.tag != "h1")
+    return piece.id or next((str(token.meta.get("slug", "")) for token in headings), "")
+
+
+def _words(piece: Piece) -> Iterator[tuple[str, int]]:
+    """The sentences of a section, each with what a term in it counts."""
+    headed = False
+    for token in piece.tokens:
+        if token.type == "inline":
+            yield markup.plain(token.children or ()), _HEADING if headed else 1
+            headed = False
+        headed = headed or token.type in ("heading_open", "blockquote_open")
+
+
+# ## Pages made from data
+#
+# > The glossary and the bibliography are tables that somebody keeps; a page only shows them.
+#
+# A work has a key, and every link `bib:KEY` of the site leads to its entry. An entry with a field that nobody
+# knows is refused, so that a slip of the pen cannot make a title vanish.
+
 
 _TEXTS = ("title", "venue", "url", "arxiv", "note", "lang")
 FIELDS = {"authors": list, "year": int, **dict.fromkeys(_TEXTS, str)}
@@ -182,3 +265,78 @@ def _tag_of(word: str, spoken: Sequence[Language]) -> str:
         kana = any("\u3041" <= char <= "\u30ff" and char != "・" for char in word)
         left = [each for each in left if (each.code.partition("-")[0] == "ja") == kana]
     return left[0].tag if len(left) == 1 else ""
+
+
+# ## What can be linked to
+#
+# > Pages by their files, their names and the names they had, each with its ids; works by their keys; files.
+
+
+def index(
+    config: Config,
+    written: Sequence[content.Text],
+    leads: links.Leads,
+    terms: glossary.Glossary,
+    works: Sequence[Work],
+) -> links.Index:
+    """Collect every page with its ids, every work and every file beside the pages."""
+    made = {
+        "glossary": {term_id(term) for term in terms.terms},
+        "bibliography": {work.id for work in works},
+    }
+    targets = {}
+    home = None
+    for text in written:
+        append = text.item.append if isinstance(text.item, Prose) else None
+        home = text.item.output if append == "bibliography" else home
+        ids = Ids((*text.ids, *made[append])) if append in made else text.ids
+        gone = links.departed(leads, text)
+        target = links.Target(text.item.source, text.item.name, text.item.output, ids, gone)
+        targets[text.item.source] = target
+    return links.Index(
+        targets=targets,
+        works={key_of(work): home for work in works} if home else {},
+        files=frozenset(pictures(config)),
+        source_root=config.source_root,
+        pages=links.pages_folder(config),
+        names=tuple(_by_end(named) for named in _names(targets, leads)),
+    )
+
+
+def _names(
+    targets: Mapping[str, links.Target], leads: links.Leads
+) -> Iterator[list[tuple[str, links.Target]]]:
+    """The paths by which authors may call each page: its file's, its name's, its old names'."""
+    by_output = {target.output: target for target in targets.values()}
+    yield list(targets.items())
+    yield [
+        (_called(name, target), target)
+        for target in targets.values()
+        for name in (target.name, target.output)
+    ]
+    old = [(address, there, by_output[there[""].output]) for address, there in leads.items()]
+    yield [
+        (_called(address, target), replace(target, moved=there))
+        for address, there, target in old
+        if address not in by_output
+    ]
+
+
+def _called(name: str, target: links.Target) -> str:
+    """What the file of a page would be called, if it were called as the page is."""
+    return name.removesuffix(".html") + Path(target.source).suffix
+
+
+def _by_end(named: Sequence[tuple[str, links.Target]]) -> dict[str, tuple[links.Target, ...]]:
+    found: dict[str, tuple[links.Target, ...]] = {}
+    for path, target in named:
+        for end in links.ends(path):
+            found[end] = (*found.get(end, ()), target)
+    return found
+
+
+def pictures(config: Config) -> tuple[str, ...]:
+    """What lies beside the prose and is not prose: pictures and other files that pages refer to."""
+    folder = config.folder / "pages"
+    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return tuple(sorted(name for name in names if not name.endswith(".md") and "/." not in f"/{name}"))

@@ -1,39 +1,146 @@
-"""# Printing files that are not ours
+"""# Printing files that belong to no site
 
-> Any literate Python becomes pages, without a configuration and without conditions.
-
-What other people write in docstrings follows other rules, or none. So nothing that is odd in their words
-stops the printing: a formula that cannot be set and a link that leads nowhere are shown as they were typed,
-and a warning names the place. With `strict` they are errors, as they are in a site. A file that is not
-Python is an error anyway.
+> Any Python file becomes a page, without a configuration.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from pathlib import Path
+from functools import cache, lru_cache, partial
+from pathlib import Path, PurePosixPath
 
-from sidelit import bundles, origin, workers
-from sidelit.catalog import catalog
-from sidelit.config import Chapter, Config
-from sidelit.errors import SidelitError
+from sidelit import workers
+from sidelit.cache.records import AT_HAND, Ids, Packed, in_file
+from sidelit.catalog import catalog, sync
+from sidelit.config import chapters, languages, origin
+from sidelit.config.chapters import Chapter, Part
+from sidelit.config.config import Config
+from sidelit.config.languages import Language
+from sidelit.config.prose import Prose
+from sidelit.errors import Collector, SidelitError
+from sidelit.files import assets
 from sidelit.ids import anchors
-from sidelit.kept import AT_HAND, in_file
 from sidelit.names.links import Links, Names
-from sidelit.packed import Ids, Packed
-from sidelit.site import anchoring, beside, content, edition, identifiers, links, loose_files, making
-from sidelit.site.collector import Collector
-from sidelit.site.linked import written as sources
-from sidelit.site.press import Press
+from sidelit.site import anchoring, content, edition, identifiers, links, making, pictures
+from sidelit.site.context import BuildContext, Notations
+from sidelit.site.identifiers import written as sources
 from sidelit.site.search import index as search
-from sidelit.site.symbol_list import Notations
 from sidelit.source import source
 from sidelit.text import code
 from sidelit.text.math import Typesetter
+
+# ## Files that belong to no site
+#
+# > Which files are printed, what their pages are called, and the site that they make.
+
+
+def configuration(paths: Sequence[Path], lang: str) -> Config:
+    """A site made of nothing but these files, each at its place below the folder they have in common."""
+    base = Path(os.path.commonpath([path.resolve().parent for path in paths]))
+    is_package = cache(lambda folder: (folder / "__init__.py").is_file())
+    chapters = tuple(_chapter(path, base, is_package) for path in paths)
+    taken: dict[str, str] = {}
+    for chapter in chapters:
+        if (other := taken.setdefault(chapter.output, chapter.source)) != chapter.source:
+            what = f"its page would be {chapter.output}, and so would that of {other}"
+            raise SidelitError(what, path=chapter.source, hint="print one of them into another folder")
+    index = "index.html" if "index.html" not in taken else "contents.html"
+    front = (Prose("", index, "", "listing"),) if len(paths) > 1 else ()
+    home = chapters[0].output if len(paths) == 1 else index
+    title = paths[0].resolve().stem if len(paths) == 1 else base.name
+    return Config(
+        path=base / "site" / "sidelit.toml",
+        project=base,
+        title=title,
+        tagline="",
+        languages=(lang,),
+        front=front,
+        parts=(Part("", "", chapters),),
+        back=(),
+        source_root="",
+        home=home,
+        spoken={lang: _language(base, lang)},
+    )
+
+
+def _language(base: Path, lang: str) -> Language:
+    """The language of the pages, with the words of the project around the files if it has its own."""
+    folders = [folder / "site" / languages.FOLDER for folder in (base, *base.parents)]
+    nearest = next((folder for folder in folders if folder.is_dir()), folders[0])
+    return languages.load(lang, nearest, str(nearest))
+
+
+def _chapter(path: Path, base: Path, is_package: Callable[[Path], bool]) -> Chapter:
+    below = PurePosixPath(path.resolve().relative_to(base).as_posix())
+    placed = chapters.module_name(PurePosixPath(path.resolve().as_posix()), below)
+    module = _import_name(path, placed, is_package)
+    return Chapter(
+        path.as_posix(), str(below.with_suffix(".html")), str(below.with_suffix("")), module=module
+    )
+
+
+def _import_name(path: Path, placed: str, is_package: Callable[[Path], bool]) -> str:
+    """The name a program imports a file by. Packages are the folders around it that say they are.
+
+    Without any, `placed` is the name, made of the folders below the common one, if it can be a name.
+    """
+    path = path.resolve()
+    names = [] if path.stem == "__init__" else [path.stem]
+    folder = path.parent
+    while is_package(folder):
+        names.insert(0, folder.name)
+        folder = folder.parent
+    if len(names) > 1:
+        return ".".join(names)
+    return placed if all(part.isidentifier() for part in placed.split(".")) else path.stem
+
+
+def expanded(paths: Sequence[Path], refused: Callable[[SidelitError], None]) -> Iterator[Path]:
+    """The files that are printed: those that are named, and those in the folders that are.
+
+    In a folder, a symbolic link to somewhere else is `refused`; nobody has asked for what it leads to.
+    """
+    for path in paths:
+        if not path.exists():
+            raise SidelitError("there is no such file", path=path)
+        inside = sorted(filter(_visible(path), path.rglob("*.py"))) if path.is_dir() else [path]
+        if not inside:
+            raise SidelitError("there is no Python file in this folder", path=path)
+        for each in inside:
+            _check_name(each)
+            if path.is_dir() and not each.resolve().is_relative_to(path.resolve()):
+                what = "this leads out of the folder that is printed by a symbolic link"
+                refused(SidelitError(what, path=each, hint="name the file itself"))
+            else:
+                yield each
+
+
+def _check_name(path: Path) -> None:
+    """A page names its file, and a name that is no text, as old archives hold them, has no place there."""
+    try:
+        str(path.resolve()).encode()
+    except UnicodeEncodeError:
+        what = "the name of this file is not UTF-8"
+        raise SidelitError(what, path=ascii(str(path))[1:-1], hint="give it another name") from None
+
+
+def _visible(folder: Path) -> Callable[[Path], bool]:
+    """Nobody wants a page of what editors and environments keep under names that begin with a dot."""
+    return lambda path: not any(part.startswith(".") for part in path.relative_to(folder).parts)
+
+
+# ## Printing files that are not ours
+#
+# > Any literate Python becomes pages, without a configuration and without conditions.
+#
+# What other people write in docstrings follows other rules, or none. So nothing that is odd in their words
+# stops the printing: a formula that cannot be set and a link that leads nowhere are shown as they were typed,
+# and a warning names the place. With `strict` they are errors, as they are in a site. A file that is not
+# Python is an error anyway.
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +193,11 @@ def write(job: Job, folder: Path, jobs: int | None = None) -> Made:
     """
     unread = Collector()
     # A file that is named twice, or found in a folder too, is printed once.
-    found = loose_files.expanded(job.paths, unread.add)
+    found = expanded(job.paths, unread.add)
     paths = tuple({path.resolve(): path for path in found}.values())
     if not paths:
         unread.check()
-    made = loose_files.configuration(paths, job.lang)
+    made = configuration(paths, job.lang)
     homes = anchoring.Homes()
     linked = Names(sources(Path.cwd(), made.chapters))
     names = _names(paths, made, job, homes)
@@ -196,7 +303,7 @@ def _pages(
     jobs: int | None,
 ) -> Made:
     gathered = Collector([*faults])
-    press = Press(
+    build = BuildContext(
         config=made,
         editions={job.lang: _edition(made, written, job, names)},
         index=links.Index(
@@ -213,19 +320,19 @@ def _pages(
         names=linked,
         notations=Notations(written),
         origin=origin.Origin(),
-        pictures=beside.pictures(made, written),
+        pictures=pictures.pictures(made, written),
         lenient=not job.strict,
         report=gathered.add,
     )
-    static = press.pictures.files()
-    static |= {f"assets/{name}": content for name, content in bundles.served(press.look.assets).items()}
-    orders = [making.Order(*each) for each in press.editions[job.lang].pages.items()]
+    static = build.pictures.files()
+    static |= {f"assets/{name}": content for name, content in assets.served(build.theme.assets).items()}
+    orders = [making.Order(*each) for each in build.editions[job.lang].pages.items()]
     for error in making.clashes(orders):
-        press.report(error)
-    making.write(press, [[order] for order in orders], folder, jobs)
+        build.report(error)
+    making.write(build, [[order] for order in orders], folder, jobs)
     for name, data in static.items():
         making.put(folder, name, data)
-    parts = search.write(search.Material(made, press.editions), partial(making.put, folder))
+    parts = search.write(search.Material(made, build.editions), partial(making.put, folder))
     if job.strict:
         gathered.check()
     odd = tuple({str(error): error for error in gathered.errors}.values())
@@ -243,7 +350,7 @@ def _edition(
         if shelf is None:
             pages[text.item.output] = edition.page(text, None, job.lang)
             continue
-        units = catalog.PageUnits(shelf.name, content.page_units(text).sections, shelf.former)
+        units = sync.PageUnits(shelf.name, content.page_units(text).sections, shelf.former)
         codes = tuple({job.lang, *(path.name for path in shelf.folder.glob("*") if path.is_dir())})
         books = catalog.load((units,), shelf.folder, codes, shelf.tag)
         book = books.translation(shelf.name, job.lang)

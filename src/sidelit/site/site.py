@@ -12,53 +12,45 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from sidelit import assets, glossary, interrupts, origin, workers
-from sidelit import look as looks
+from sidelit import citing, workers
+from sidelit import theme as themes
+from sidelit.cache.records import Noted
+from sidelit.cache.store import Memory, Store
 from sidelit.catalog import catalog
-from sidelit.cite import authors
-from sidelit.config import Config, Prose, load
-from sidelit.errors import SidelitError
-from sidelit.figures import figure, gallery
-from sidelit.ids.claims import Placed
-from sidelit.kept import Noted
-from sidelit.memory import Memory
+from sidelit.config import glossary, origin
+from sidelit.config.config import Config, load
+from sidelit.config.prose import Prose
+from sidelit.errors import Collector, SidelitError
+from sidelit.figures import drawing, figure
+from sidelit.files import assets, atomic
+from sidelit.ids.ledger import Placed
 from sidelit.site import (
     anchoring,
-    beside,
-    citation,
+    assemble,
     content,
     edition,
-    feed,
-    finished,
-    forwarding,
     identifiers,
-    index,
-    lab_page,
     links,
     listing,
     making,
-    proved,
-    public_files,
-    recalled,
+    metadata,
+    navigation,
+    pictures,
     static,
-    tested_by,
-    used_in,
-    uses,
-    ways,
+    usage,
 )
-from sidelit.site.collector import Collector
+from sidelit.site.context import BuildContext, Notations
 from sidelit.site.directives import registry
 from sidelit.site.directives.kind import Book
-from sidelit.site.employed import Employed
-from sidelit.site.list_views import Work
-from sidelit.site.press import Press
+from sidelit.site.model import Work
 from sidelit.site.search import index as search
-from sidelit.site.symbol_list import Notations
-from sidelit.store import Store
+from sidelit.site.usage import Backlinks
+from sidelit.source import source
 from sidelit.text.math import Typesetter
 
 CACHE = ".cache/sidelit"
@@ -79,7 +71,7 @@ def texts(
     prose: dict[str, content.Text] = {}
     for each in config.prose:
         with gathered.gathering():
-            prose[each.source] = recalled.prose(each, config.project / each.source, memory)
+            prose[each.source] = anchoring.prose(each, config.project / each.source, memory)
     placed: dict[str, Placed] = {}
     for chapter in config.chapters:
         with gathered.gathering():
@@ -97,26 +89,26 @@ def texts(
             gathered.add(anchors)
         else:
             document, report = placed[item.source].document, (notes or gathered).add
-            found.append(recalled.chapter(item, document, anchors, numbers[item.name], report, memory))
+            found.append(anchoring.chapter(item, document, anchors, numbers[item.name], report, memory))
     gathered.check()
     return tuple(found)
 
 
-def shelf(config: Config, written: Sequence[content.Text], memory: Memory | None = None) -> catalog.Shelf:
+def shelf(config: Config, written: Sequence[content.Text], memory: Memory | None = None) -> catalog.Catalogs:
     """Open the catalogues of the site and match them with its pages."""
     units, tag = content.units(config, written), config.language(config.source_language).tag
     return catalog.load(units, config.folder / "locale", config.languages[1:], tag, memory)
 
 
-def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
+def whole_files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
     """Make the whole site in memory: every file by its path, as `write` does."""
-    with tempfile.TemporaryDirectory() as name, interrupts.tidied(lambda: shutil.rmtree(name, True)):
+    with tempfile.TemporaryDirectory() as name, atomic.tidied(lambda: shutil.rmtree(name, True)):
         folder = Path(name)
-        return {name: (folder / name).read_bytes() for name in write(config, folder, notes)}
+        return {name: (folder / name).read_bytes() for name in write_whole(config, folder, notes)}
 
 
 @workers.looking_seldom()
-def write(
+def write_whole(
     config: Config, folder: Path, notes: Collector | None = None, jobs: int | None = None
 ) -> tuple[str, ...]:
     """Make the whole site in an empty folder; returns its files in a fixed order.
@@ -127,40 +119,40 @@ def write(
     Raises `SidelitError` (one, or `Failures`) when anything else in it is wrong. Then the folder holds no
     site, and whoever made it removes it.
     """
-    looks.forget()
+    themes.forget()
     store = Store(config.project / CACHE / "work")
     memory = Memory(store)
     written = texts(config, notes, memory)
     books = shelf(config, written, memory)
     editions = {lang: edition.edition(config, written, books, lang) for lang in config.languages}
     terms, works = _data(config)
-    leads = forwarding.leads(written)
+    leads = links.leads(written)
     gathered = Collector()
     state = origin.origin(config)
-    project = citation.Project(config, state.blank, authors.read(config), feed.releases(config))
-    tests = tested_by.texts(config, memory)
+    project = metadata.Project(config, state.blank, citing.read(config), metadata.releases(config))
+    tests = usage.texts(config, memory)
     names = identifiers.identifiers(config, written, jobs, tests)
-    uses_of = used_in.used_in(names, written)
-    press = Press(
+    uses_of = usage.used_in(names, written)
+    build = BuildContext(
         config=config,
         editions=editions,
-        index=index.index(config, written, leads, terms, works),
+        index=listing.index(config, written, leads, terms, works),
         leads=leads,
         texts={text.item.source: text for text in written},
         names=names,
-        employed=Employed(uses_of, tested_by.tested_by(config, names, tests, uses_of)),
+        backlinks=Backlinks(uses_of, usage.tested_by(config, names, tests, uses_of)),
         notations=Notations(written),
         math=Typesetter(cache=config.project / CACHE / "math", macros=config.macros),
         origin=project.origin,
         cited=project,
         glossary=terms,
-        uses=Noted(uses.uses(terms, written), finished.USES),
-        figures=gallery.gallery(config, figure.read_all(config), books),
+        uses=Noted(listing.uses(terms, written), making.USES),
+        figures=drawing.gallery(config, figure.read_all(config), books),
         shelf=books,
         works=works,
-        proved=proved.lines(config, gathered.add, memory),
-        look=looks.look(config),
-        pictures=beside.pictures(config, written),
+        proved=usage.lines(config, gathered.add, memory),
+        theme=themes.theme(config),
+        pictures=pictures.pictures(config, written),
         lenient=notes is not None,
         report=(notes or gathered).add,
     )
@@ -168,19 +160,19 @@ def write(
     for error in mistakes(config, written):
         gathered.add(error)
     found = {
-        **public_files.files(press, project),
-        **press.pictures.files(),
-        **lab_page.files(config, gathered.add),
+        **static.public_files(build, project),
+        **build.pictures.files(),
+        **assemble.lab_files(config, gathered.add),
     }
-    made = static.files(config, press.look, found)
-    orders = _orders(press, written)
+    made = static.static_files(config, build.theme, found)
+    orders = _orders(build, written)
     # Said in one language, it is true of all.
     for error in making.clashes(group[0] for group in orders):
-        press.report(error)
-    done = finished.Finished(press, store)
-    making.write(press, orders, folder, jobs, done, state.filled)
+        build.report(error)
+    done = making.FinishedPages(build, store)
+    making.write(build, orders, folder, jobs, done, state.filled)
     gathered.check()
-    material = search.Material(config, editions, terms, works, press.uses)
+    material = search.Material(config, editions, terms, works, build.uses)
     parts = search.write(material, partial(making.put, folder))
     pages = [name for group in orders for order in group for name in order.files]
     for name in (*parts, *pages):
@@ -193,16 +185,16 @@ def write(
     return tuple(sorted([*made, *parts, *pages]))
 
 
-def _orders(press: Press, written: Sequence[content.Text]) -> list[list[making.Order]]:
+def _orders(build: BuildContext, written: Sequence[content.Text]) -> list[list[making.Order]]:
     """Every page in every language, and what forwards at old addresses."""
     found: dict[str, list[making.Order]] = {}
-    forwards = forwarding.forwards(press.leads, written)
-    for lang, each in press.editions.items():
+    forwards = links.forwards(build.leads, written)
+    for lang, each in build.editions.items():
         pages = dict(each.pages)
         for address in forwards:
-            pages[address] = forwarding.page(address, each.pages[press.leads[address][""].output])
+            pages[address] = links.page(address, each.pages[build.leads[address][""].output])
         for output, shown in pages.items():
-            name = ways.address(press.config, output, lang)
+            name = navigation.address(build.config, output, lang)
             found.setdefault(output, []).append(making.Order(name, shown))
     return list(found.values())
 
@@ -212,7 +204,7 @@ def searchable(config: Config, lang: str) -> dict[str, bytes]:
     written = texts(config)
     shown = edition.edition(config, written, shelf(config, written), lang)
     terms, works = _data(config)
-    found = uses.uses(terms, written)
+    found = listing.uses(terms, written)
     return search.files(search.Material(config, {lang: shown}, terms, works, found))
 
 
@@ -226,7 +218,7 @@ def mistakes(config: Config, written: Sequence[content.Text]) -> Iterator[Sideli
 def book(config: Config, written: Sequence[content.Text]) -> Book:
     """All that a directive may name."""
     terms, works = _data(config)
-    known = index.index(config, written, forwarding.leads(written), terms, works)
+    known = listing.index(config, written, links.leads(written), terms, works)
     return Book(config, known, {text.item.source: text for text in written})
 
 
@@ -237,7 +229,7 @@ def watched(path: Path) -> tuple[Path, ...]:
     """
     try:
         made = load(path)
-        sources = tuple(made.project / chapter.source for chapter in made.chapters) + proved.files(made)
+        sources = tuple(made.project / chapter.source for chapter in made.chapters) + usage.test_files(made)
     except SidelitError:
         sources = ()
     return (path.parent, assets.templates_folder(), *sources)
@@ -247,3 +239,79 @@ def _data(config: Config) -> tuple[glossary.Glossary, tuple[Work, ...]]:
     words, works = config.folder / "glossary.toml", config.folder / "bibliography.toml"
     terms = glossary.read(words, config.shown(words), config.languages)
     return terms, listing.works(works, config.shown(works), config.language(config.source_language).tag)
+
+
+# ## A site with gaps
+#
+# > An author who is asked to may see the site although some of it is wrong; every gap is told.
+#
+# A source that Python cannot parse has no sections, so it has no page either, and the links to it stay words.
+# Whether the rest can be printed is found out by printing it. A build that nobody asked to go on stops, and
+# leaves the old site as it is.
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The names of the files that were made, what was odd in them, and why which sources were left out."""
+
+    files: tuple[str, ...]
+    odd: tuple[SidelitError, ...] = ()
+    skipped: tuple[SidelitError, ...] = ()
+
+
+Told = Callable[[Done], object]
+"""Who hears of the gaps of a site."""
+
+
+def nobody(done: Done) -> None:
+    """Hear of no gap."""
+
+
+def write(config: Config, folder: Path, *, keep_going: bool = False, jobs: int | None = None) -> Done:
+    """Make a site in an empty folder, with gaps if its configuration or `keep_going` allows them.
+
+    Raises `SidelitError` as `site.write` does.
+    """
+    if not (keep_going or config.keep_going):
+        return Done(write_whole(config, folder, jobs=jobs))
+    made, skipped = readable(config)
+    notes = Collector()
+    return Done(write_whole(made, folder, notes, jobs), _once(notes), skipped)
+
+
+def files(config: Config) -> tuple[dict[str, bytes], Done]:
+    """Make a site in memory, every file by its path; the same as `write` otherwise."""
+    if not config.keep_going:
+        made = whole_files(config)
+        return made, Done(tuple(made))
+    readable_part, skipped = readable(config)
+    notes = Collector()
+    made = whole_files(readable_part, notes)
+    return made, Done(tuple(made), _once(notes), skipped)
+
+
+def _once(notes: Collector) -> tuple[SidelitError, ...]:
+    """What was noted: the same slip shows in every language."""
+    return tuple({str(error): error for error in notes.errors}.values())
+
+
+def sound(config: Config) -> Config:
+    """The site as a command reads it that makes no pages: gaps are no news there."""
+    return readable(config)[0] if config.keep_going else config
+
+
+def readable(config: Config) -> tuple[Config, tuple[SidelitError, ...]]:
+    """The site without the sources that are no Python, and why each of them is none."""
+    why: dict[str, SidelitError] = {}
+    for chapter in config.chapters:
+        try:
+            source.read(config.project / chapter.source, shown=chapter.source)
+        except SidelitError as error:
+            why[chapter.source] = error
+    if not why:
+        return config, ()
+    parts = (
+        replace(part, chapters=tuple(each for each in part.chapters if each.source not in why))
+        for part in config.parts
+    )
+    return replace(config, parts=tuple(part for part in parts if part.chapters)), tuple(why.values())

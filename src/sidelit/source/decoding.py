@@ -13,8 +13,8 @@ import codecs
 import re
 from pathlib import Path
 
-from sidelit import reading
 from sidelit.errors import SidelitError
+from sidelit.files import assets
 
 # The comment is looked for where Python looks: on the first line, or on the second one if the first holds no
 # code.
@@ -42,7 +42,7 @@ def read_source(path: Path, shown: str) -> tuple[str, str]:
     :raises SidelitError: the file cannot be read, decoded or written back as it was.
     """
     try:
-        data = reading.data(path)
+        data = assets.data(path)
     except OSError as error:
         raise SidelitError(f"the file cannot be read ({error.strerror})", path=shown) from None
     return decode(data, shown)

@@ -1,38 +1,326 @@
 """# Reading literate Python
 
 > A Python file becomes sections: each a piece of commentary beside the lines it talks about.
-
-The first rule is that nothing is lost: the `source` of all sections, joined, is the file. The second is that
-a boundary falls between two lines and never inside a statement. Within these, a section starts
-
-- at a block of `#` lines, which is its commentary;
-- at a `def` or `class`, with its decorators; its docstring is the commentary;
-- where the code leaves the block that the section stands in.
-
-A block of `#` lines right above a definition stays a section of its own, since a reader may want to point at
-either. A string is commentary when it is a docstring and shares its lines with no code. Some `#` lines are
-code: those inside brackets or between a decorator and its `def`, a comment behind a statement, and those that
-talk to a tool instead of a reader. What the press itself is told in comments, [marks](marks.py) reads; which
-lines are the imports that a page folds, [imports](imports.py) says.
 """
 
 from __future__ import annotations
 
+import ast
+import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
+from sidelit.cache.records import quick
 from sidelit.errors import SidelitError
-from sidelit.records import quick
-from sidelit.source.cutting import Cutter, Draft, Kind
 from sidelit.source.decoding import NEWLINE, read_source
-from sidelit.source.definitions import survey
-from sidelit.source.imports import NONE, Leading, leading
-from sidelit.source.literals import misread
-from sidelit.source.marks import Depth, Stretches
-from sidelit.source.scan import Scan, scan
+from sidelit.source.scan import Block, Depth, Mark, Scan, Statement, Stretches, followings, scan
+from sidelit.source.syntax import Docstring, Survey, misread, survey
+
+# ## The imports of a file
+#
+# > The imports that a file begins with are needed to run it and seldom to understand it, so a page folds
+# > them.
+#
+# For example, these five lines stand folded, in one line that names `json` and `store`:
+#
+#     from __future__ import annotations
+#
+#     import json
+#     from typing import TYPE_CHECKING
+#
+#     from .store import Store
+#
+# The *leading run* is what a module begins with, behind its docstring: imports, `__all__`, and an `if` or a
+# `try` that does nothing but import. A comment ends it, because imports with words beside them are told for a
+# reason. Only a comment at the very top of the file that touches no import is about the whole file. A licence
+# above the run is folded with it. Hidden statements do not count. Two kinds of modules have no such run:
+# those that do nothing but import, and an `__init__.py`, for what it imports is what a package offers.
+
+
+@quick
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A module that a file imports, as the file names it, and the line that does."""
+
+    module: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leading:
+    """The imports that a file begins with.
+
+    :param rows: the lines from the first of them to the last.
+    """
+
+    rows: range = range(0)
+    modules: tuple[Imported, ...] = ()
+
+
+NONE = Leading()
+
+
+def leading(tree: ast.Module, found: Scan, path: str) -> Leading:
+    """Find the imports that a file begins with; there are none where they are all that the file does."""
+    body = [node for node in tree.body if node.lineno not in found.hidden]
+    if body and _is_text(body[0]):
+        spoken, body = body[0].end_lineno or 0, body[1:]
+    else:
+        spoken = 0
+    run = list(_run(body, spoken, found))
+    # A line with two statements goes with the second one.
+    while run and len(run) < len(body) and run[-1].end_lineno == body[len(run)].lineno:
+        run.pop()
+    modules = tuple(each for node in run for each in _modules(node))
+    whole = len(run) == len(body) or posixpath.basename(path.replace("\\", "/")) == "__init__.py"
+    if whole or not modules or run[0].lineno == spoken:
+        return NONE
+    first = run[0].lineno
+    # Where nothing but the docstring is between, both stand in one section.
+    above = [event for event in found.events if isinstance(event, Block) and event.first < first]
+    if found.licence and not above:
+        first = found.licence.start
+    return Leading(range(first, (run[-1].end_lineno or 0) + 1), modules)
+
+
+def _run(body: Sequence[ast.stmt], spoken: int, found: Scan) -> Iterator[ast.stmt]:
+    """The statements of the run; `spoken` is the last line of the docstring."""
+    comments = [event for event in found.events if isinstance(event, Block)]
+    before = spoken
+    for node in body:
+        last = node.end_lineno or node.lineno
+        between = [each for each in comments if before < each.first <= last]
+        # A comment at the very top that touches nothing is about the whole file.
+        if before == 0 and between and between[0].last + 1 < node.lineno:
+            del between[0]
+        if between or not _imports(node):
+            return
+        yield node
+        before = last
+
+
+# ## What an import is
+
+
+def _imports(node: ast.stmt) -> bool:
+    """Whether a statement does nothing but import, or say what the module offers."""
+    match node:
+        case ast.Import() | ast.ImportFrom():
+            return True
+        case ast.If(body=body, orelse=other):
+            return all(map(_imports, body)) and all(map(_quiet, other))
+        case ast.Try(body=body, handlers=handlers, orelse=other, finalbody=[]):
+            rest = [*other, *(each for handler in handlers for each in handler.body)]
+            return all(map(_imports, body)) and all(map(_quiet, rest))
+    return _offers(node)
+
+
+def _quiet(node: ast.stmt) -> bool:
+    """Whether a statement may stand where an import has failed: it imports otherwise, or sets a constant."""
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        return isinstance(node.value, ast.Constant)
+    return isinstance(node, ast.Pass) or _imports(node)
+
+
+def _offers(node: ast.stmt) -> bool:
+    """Whether a statement says which names a module offers."""
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign | ast.AugAssign):
+        targets = [node.target]
+    else:
+        return False
+    return all(isinstance(each, ast.Name) and each.id == "__all__" for each in targets)
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def _modules(node: ast.stmt) -> Iterator[Imported]:
+    """The modules that a statement imports."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Import):
+            yield from (Imported(name.name, each.lineno) for name in each.names)
+        elif isinstance(each, ast.ImportFrom):
+            dots, module = "." * each.level, each.module or ""
+            named = [module] if module else [name.name for name in each.names]
+            yield from (Imported(dots + name, each.lineno) for name in named)
+
+
+# ## Where sections start
+#
+# > A walk down the statements and comments of a file, which notes where each section begins.
+#
+# A section is a draft here: it has a first line, and what it is;
+# its other lines follow from where the next one begins.
+
+
+Kind = Literal["module", "class", "function", "comment", "code"]
+
+
+@dataclass(slots=True)
+class Draft:
+    """A section before its lines are filled in.
+
+    :param floor: code that stands left of this column ends the section.
+    :param awaits: the definition whose docstring it would take, by its line; 0 is the module, -1 nothing.
+    :param rows: the lines that its commentary takes up.
+    """
+
+    kind: Kind
+    qualname: str
+    first: int
+    indent: int
+    floor: int
+    awaits: int = -1
+    traits: tuple[str, ...] = ()
+    depth: Depth | None = None
+    rows: range = range(0)
+    docstring: Docstring | None = None
+
+
+class Cutter:
+    """Walks down a file and notes where sections start.
+
+    :param scopes: the definitions around the current line, outermost first, each with its column.
+    :param columns: the indentations that are open after the last statement.
+    :param decorated: the line of the first decorator of a definition that is still to come, or 0.
+    """
+
+    def __init__(self, found: Scan, known: Survey, stretches: Stretches) -> None:
+        self.found = found
+        self.known = known
+        self.stretches = stretches
+        self.scopes: list[tuple[int, str]] = []
+        self.columns = [0]
+        self.decorated = 0
+        start = next((row for row, line in enumerate(found.lines, start=1) if line.strip()), 1)
+        self.drafts = [Draft("code", "", start, indent=0, floor=0, awaits=0)]
+
+    def cut(self) -> list[Draft]:
+        """Return the sections in order."""
+        for event, following in zip(self.found.events, followings(self.found.events), strict=True):
+            if isinstance(event, Statement):
+                self._statement(event)
+            elif isinstance(event, Mark):
+                self._mark(event, self._level(event, following))
+            elif not self.decorated:
+                self._comment(event, self._level(event, following))
+        # The file may start right with a comment or a definition; what was kept for other lines is then
+        # empty, or holds no more than a licence.
+        if len(self.drafts) > 1 and self._says_nothing(range(self.drafts[0].first, self.drafts[1].first)):
+            self.drafts[1].first = self.drafts[0].first
+            del self.drafts[0]
+        self._check_marks()
+        return self.drafts
+
+    def _says_nothing(self, rows: range) -> bool:
+        lines = (self.found.lines[row - 1].strip() for row in rows)
+        return not rows or bool(self.found.licence and all(line[:1] in ("", "#") for line in lines))
+
+    def _statement(self, line: Statement) -> None:
+        """Start a section at a definition, and where code leaves the block of the section before it."""
+        self._leave(line.column)
+        while self.columns[-1] > line.column:
+            self.columns.pop()
+        if self.columns[-1] < line.column:
+            self.columns.append(line.column)
+        docstring = self.known.docstrings.get(line.row)
+        if line.decorator:
+            self.decorated = self.decorated or line.first
+        elif definition := self.known.definitions.get(line.row):
+            self.scopes.append((line.column, definition.name))
+            draft = self._start(definition.kind, self.decorated or line.first, line.column)
+            draft.floor, draft.awaits, draft.traits = line.column + 1, line.row, definition.traits
+            self.decorated = 0
+        elif docstring and not 0 < docstring.follower <= line.last:
+            self._speak(docstring, line)
+        elif line.column < self.drafts[-1].floor or self._reappears(line):
+            self._start("code", line.first, line.column)
+
+    def _speak(self, docstring: Docstring, line: Statement) -> None:
+        """Give a docstring to the section of its owner; if a comment came between them, to one of its own."""
+        draft = self.drafts[-1]
+        if draft.awaits != docstring.owner or self._reappears(line):
+            draft = self._start("comment", line.first, line.column)
+        if docstring.owner == 0:
+            draft.kind = "module"
+        draft.docstring = docstring
+        draft.rows = range(line.first, line.last + 1)
+
+    def _comment(self, block: Block, level: int) -> None:
+        """Start a section at a comment block."""
+        self._leave(level)
+        self._start("comment", block.first, level).rows = range(block.first, block.last + 1)
+
+    def _mark(self, mark: Mark, level: int) -> None:
+        """Begin or end a stretch of depth, in the definition that a comment in this place would belong to."""
+        inside = mark.inside or bool(self.decorated)
+        if not inside:
+            self._leave(level, mark=True)
+        self.stretches.mark(mark, level, self._around(), inside)
+
+    def _check_marks(self) -> None:
+        events = (event.first for event in self.found.events if not isinstance(event, Mark))
+        rows = [row for row in events if row not in self.found.hidden]
+        self.stretches.check(rows, {draft.first: draft.depth for draft in self.drafts})
+        self.stretches.strange(self.found.marks)
+
+    def _level(self, block: Block | Mark, following: int) -> int:
+        """Find the indentation a comment belongs to, since Python lets it stand in any column.
+
+        It is the one of the statement that follows, unless the comment stands further right: then it may be
+        the last word of a block that ends there.
+        """
+        return max(column for column in (*self.columns, following) if column <= max(block.column, following))
+
+    def _leave(self, column: int, mark: bool = False) -> None:
+        """Close the definitions, and the depth, that a line in this column is no longer part of."""
+        while self.scopes and self.scopes[-1][0] >= column:
+            self.scopes.pop()
+        # A `core` that stands behind a block may end what began in that block.
+        if not mark:
+            self.stretches.leave(column)
+
+    def _around(self) -> str:
+        return ".".join(name for _, name in self.scopes)
+
+    def _reappears(self, line: Statement) -> bool:
+        """Tell whether this is the first shown line after a section that started out of sight."""
+        return self.drafts[-1].first in self.found.hidden and line.first not in self.found.hidden
+
+    def _start(self, kind: Kind, first: int, column: int) -> Draft:
+        draft = Draft(kind, self._around(), first, indent=column, floor=column)
+        draft.depth = self.stretches.current
+        self.drafts.append(draft)
+        return draft
+
+
+# ## Reading literate Python
+#
+# > A Python file becomes sections: each a piece of commentary beside the lines it talks about.
+#
+# The first rule is that nothing is lost: the `source` of all sections, joined, is the file. The second is
+# that a boundary falls between two lines and never inside a statement. Within these, a section starts
+#
+# - at a block of `#` lines, which is its commentary;
+# - at a `def` or `class`, with its decorators; its docstring is the commentary;
+# - where the code leaves the block that the section stands in.
+#
+# A block of `#` lines right above a definition stays a section of its own, since a reader may want to point
+# at either. A string is commentary when it is a docstring and shares its lines with no code. Some `#` lines
+# are code: those inside brackets or between a decorator and its `def`, a comment behind a statement, and
+# those that talk to a tool instead of a reader. What the press is told in comments, [marks](scan.py) say.
+
 
 # Nobody reads a page with more of them: the longest files of the standard library have two thousand.
 MOST = 5_000

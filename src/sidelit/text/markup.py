@@ -1,13 +1,6 @@
-r"""# Markup
+"""# Markup
 
-> Markdown becomes tokens, and every sentence a reader may want translated is exactly one of them.
-
-All text of a site passes through `parse`: docstrings, comment blocks, prose pages. The tokens are those of
-markdown-it-py, with a promise on top: **a token of type `inline` is a unit of translation, and nothing
-else is.** Its `content` keeps the inline Markdown, so that a translator sees `code` and $N_d$ as they were
-written. Names of fields, labels that the press itself chooses, code and displayed formulas have other types.
-
-`token.map` counts lines from 0 in the text; `line_of` turns it into a line of the file.
+> Commentary becomes a list of tokens, and every sentence of it is one token.
 """
 
 from __future__ import annotations
@@ -16,14 +9,351 @@ import functools
 import itertools
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from importlib import import_module
+from typing import Any, Literal
 
 from markdown_it import MarkdownIt
+from markdown_it.parser_inline import ParserInline
+from markdown_it.ruler import RuleOptionsType
+from markdown_it.rules_block import StateBlock
+from markdown_it.rules_core import StateCore, smartquotes
+from markdown_it.rules_inline.state_inline import Scanned, StateInline
 from markdown_it.token import Token
+from markdown_it.utils import EnvType
+from mdit_py_plugins.admon import admon_plugin
+from mdit_py_plugins.dollarmath import dollarmath_plugin
+from mdit_py_plugins.dollarmath.index import math_block_dollar, math_inline_dollar
+from mdit_py_plugins.field_list import fieldlist_plugin
+from mdit_py_plugins.footnote import footnote_plugin
 
-from sidelit.text import dialect
+from sidelit.text.directives import rule as directive
+
+# ## Formulas among words
+#
+# > What stands between dollars, between the brackets of MathJax, or in an environment of TeX.
+#
+# Authors write formulas for the tool that they have, and each tool takes other signs. `$x$` and `$$x$$` are
+# common to most of them. `\\(x\\)` is how a formula reaches MathJax through a Markdown that takes one
+# backslash away. Others write `\begin{align}` without any sign around it, and leave blank lines inside.
+
+
+_INTERRUPTS: RuleOptionsType = {"alt": ["paragraph", "reference", "blockquote", "list"]}
+
+
+def plugin(md: MarkdownIt) -> None:
+    """Let a parser know formulas."""
+    # `$5 and $10` is money: a formula touches its dollars, and no digit follows the closing one.
+    md.use(dollarmath_plugin, allow_space=False, allow_digits=False, allow_labels=False, double_inline=True)
+    md.inline.ruler.at("math_inline", _also_at_the_start(math_inline_dollar(False, False, True)))
+    md.inline.ruler.before("escape", "math_brackets", _brackets)
+    md.block.ruler.at("math_block", _also_in_a_paragraph(math_block_dollar(False)), _INTERRUPTS)
+    md.block.ruler.before("blockquote", "environment", _environment, _INTERRUPTS)
+
+
+def source_line(state: StateBlock, number: int) -> str:
+    """A line of the text without its indentation, with a line feed."""
+    return state.src[state.bMarks[number] + state.tShift[number] : state.eMarks[number]] + "\n"
+
+
+def _also_at_the_start(rule: Callable[[StateInline, bool], bool]) -> Callable[[StateInline, bool], bool]:
+    """Let a text that begins with a formula end in a digit.
+
+    The plugin looks at the character before the dollar. At position 0 Python gives it the text's last one.
+    """
+
+    def guarded(state: StateInline, silent: bool) -> bool:
+        text = state.src
+        state.src = text if state.pos else f"{text} "
+        try:
+            return rule(state, silent)
+        finally:
+            state.src = text
+
+    return guarded
+
+
+# What begins another block in the middle of a formula, as a line that starts with a plus does.
+_BLOCK = re.compile(r"[-+*][ \t]|[>#]|\d{1,9}[.)][ \t]|={1,}\s*$|-+\s*$")
+_MOST_LINES = 100
+_Rule = Callable[[StateBlock, int, int, bool], bool]
+
+
+def _also_in_a_paragraph(rule: _Rule) -> _Rule:
+    """Let `$$` end a paragraph where a line of the formula would, and break it into a list.
+
+    Any other formula inside a paragraph is a part of its sentence.
+    """
+
+    def guarded(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+        text = source_line(state, start)
+        if state.is_code_block(start) or not text.startswith("$$"):
+            return False
+        if "$$" in text[2:]:
+            return not silent and rule(state, start, end, silent)
+        if not silent:
+            closed = _end(state, "$$", start, end, _closes_dollars) > start
+            return closed and rule(state, start, end, silent)
+        found = False
+        for last in range(start + 1, min(end, start + _MOST_LINES)):
+            text = source_line(state, last)
+            found |= bool(_BLOCK.match(text))
+            if not text.strip() or _closes_dollars(text):
+                return found and bool(text.strip())
+        return False
+
+    return guarded
+
+
+def _closes_dollars(line: str) -> bool:
+    return line.rstrip().endswith("$$")
+
+
+# `\\(` says what is meant. After a single backslash only TeX does, since Markdown writes a bracket that way.
+_BRACKETS = (("(", ")", "math_inline"), ("[", "]", "math_inline_double"))
+_COMMAND = re.compile(r"\\[a-zA-Z]{2}|[\^_]\{")
+
+
+def _brackets(state: StateInline, silent: bool) -> bool:
+    for slash in ("\\\\", "\\"):
+        for opening, closing, kind in _BRACKETS:
+            if not state.src.startswith(slash + opening, state.pos):
+                continue
+            begun = state.pos + len(slash) + 1
+            end = _found(state, slash + closing, begun)
+            tex = state.src[begun : max(begun, end)].strip()
+            if not tex or (len(slash) == 1 and not _COMMAND.search(tex)):
+                return False
+            if not silent:
+                token = state.push(kind, "math", 0)
+                token.content, token.markup = tex, "$" if kind == "math_inline" else "$$"
+            state.pos = end + len(slash) + 1
+            return True
+    return False
+
+
+def _found(state: StateInline, closing: str, begun: int) -> int:
+    """Where the next closing bracket is, or -1. One that is not there is searched once."""
+    missed = state.env.setdefault("missed", {})
+    if missed.get(closing) is state.src:
+        return -1
+    at = state.src.find(closing, begun)
+    if at < 0:
+        missed[closing] = state.src
+    return at
+
+
+# The environments that make a formula of their own, in the names of amsmath.
+_BEGIN = re.compile(
+    r"\\begin\{((?:align(?:at|ed)?|alignedat|CD|cases|eqnarray|equation|gather(?:ed)?|multline|split|[pbvBV]?matrix)\*?)\}"
+)
+# To TeX a blank line in a formula is a mistake. The engine that sets it refuses it, too.
+_BLANK = re.compile(r"\n(?:[ \t]*\n)+")
+
+
+def _environment(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    """`\\begin{align} … \\end{align}` is a formula without dollars around it, as authors of TeX write it."""
+    begun = None if state.is_code_block(start) else _BEGIN.match(source_line(state, start))
+    if begun is None:
+        return False
+    closing = f"\\end{{{begun[1]}}}"
+    last = _end(state, closing, start - 1, end, lambda line: closing in line)
+    if last < start or source_line(state, last).rpartition(closing)[2].strip() not in ("", ".", ","):
+        return False
+    if not silent:
+        token = state.push("math_block", "math", 0)
+        token.block, token.map = True, [start, last + 1]
+        token.content = _BLANK.sub("\n", state.getLines(start, last + 1, state.sCount[start], False))
+        state.line = last + 1
+    return True
+
+
+def _end(state: StateBlock, name: str, start: int, end: int, closes: Callable[[str], bool]) -> int:
+    """The first line below one that closes what has this name, or -1."""
+    # A second one that begins before the end of the search is not searched to its end again.
+    unclosed = state.env.setdefault("unclosed", {})
+    if start < unclosed.get(name, -1):
+        return -1
+    for last in range(start + 1, end):
+        if closes(source_line(state, last)):
+            return last
+    # What is never closed is text.
+    unclosed[name] = end
+    return -1
+
+
+# ## The dialect
+#
+# > What the press adds to CommonMark, rule by rule.
+#
+# Commentary is CommonMark with tables, footnotes, admonitions, dollar math and field lists, all of them
+# plugins of markdown-it-py. Some things were missing and are written here: `>>>` examples without a fence,
+# names that authors give to places with `<a id="…">`, the line on which a link or a formula stands, and
+# emphasis that works between Chinese or Japanese characters.
+
+
+# A row that is too short gets empty cells. Nobody leaves out as many of them as this, unless to make a page
+# that nobody can open; a table ends there, and the rest of it stays as it was typed.
+_tables: Any = import_module("markdown_it.rules_block.table")
+_tables.MAX_AUTOCOMPLETED_CELLS = 0x2000
+
+# Kana and ideographs: the characters that are set without spaces between words.
+_CJK_RANGES = (
+    (0x3005, 0x3007),
+    (0x3021, 0x3029),
+    (0x3040, 0x30FF),
+    (0x31F0, 0x31FF),
+    (0x3400, 0x4DBF),
+    (0x4E00, 0x9FFF),
+    (0xF900, 0xFAFF),
+    (0xFF66, 0xFF9F),
+    (0x20000, 0x3FFFF),
+)
+
+
+def is_cjk(char: str) -> bool:
+    """Whether `char` is a kana or an ideograph (punctuation is neither)."""
+    return any(low <= ord(char) <= high for low, high in _CJK_RANGES)
+
+
+def configured(*, directives: bool = False) -> MarkdownIt:
+    """The parser of all commentary, and with `directives` that of the pages."""
+    # Raw HTML is off: a `<file>` in somebody's docstring is shown as it was typed, not swallowed.
+    md = MarkdownIt("commonmark", {"html": False, "typographer": True}).enable("table")
+    # Sources are typed with straight quotes. Printed ones are curly; code and catalogues keep what was typed.
+    md.enable("smartquotes")
+    md.core.ruler.at("smartquotes", _printed_quotes)
+    # Inline footnotes (`^[…]`) would be two units of translation in one; only `[^label]` is offered.
+    md.use(footnote_plugin, inline=False).use(admon_plugin).use(fieldlist_plugin)
+    md.use(plugin)
+    interrupts: RuleOptionsType = {"alt": ["paragraph", "reference", "blockquote", "list"]}
+    md.block.ruler.before("blockquote", "doctest", _doctest, interrupts)
+    if directives:
+        md.block.ruler.before("blockquote", "directive", directive, interrupts)
+    else:
+        md.block.ruler.before("blockquote", "anchor", _anchors, interrupts)
+        md.inline.ruler.before("autolink", "anchor", _anchor)
+    _count_lines(md)
+    return md
+
+
+# The rule copies a text for each quote in it. A text with so many is no sentence.
+_MOST_QUOTES = 1_000
+
+
+def _printed_quotes(state: StateCore) -> None:
+    """Make typed quotes printed ones, where there are not thousands of them."""
+    whole = state.tokens
+    state.tokens = [each for each in whole if len(_QUOTE.findall(each.content)) <= _MOST_QUOTES]
+    smartquotes(state)
+    state.tokens = whole
+
+
+_QUOTE = re.compile("[\"']")
+
+
+def _doctest(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    # To CommonMark `>>> x` is a quotation in a quotation in a quotation, which nobody wants.
+    if state.is_code_block(start) or not source_line(state, start).startswith((">>> ", ">>>\n")):
+        return False
+    if silent:
+        return True
+    stop = start
+    while stop < end and not state.isEmpty(stop) and state.sCount[stop] >= state.blkIndent:
+        stop += 1
+    state.line = stop
+    token = state.push("fence", "code", 0)
+    token.info, token.markup, token.map = "pycon", ">>>", [start, stop]
+    token.content = state.getLines(start, stop, state.sCount[start], True)
+    return True
+
+
+# HTML is shown as it was typed, except for this: a name for a place, which links lead to.
+_NAMED = re.compile(r"""<a\s+(?:id|name)\s*=\s*(["'])([^"'<>\s]+)\1\s*(?:/>|>\s*</a>)""")
+
+
+def _anchor(state: StateInline, silent: bool) -> bool:
+    found = _NAMED.match(state.src, state.pos)
+    if found is None:
+        return False
+    if not silent:
+        state.push("anchor", "", 0).content = found[2]
+    state.pos = found.end()
+    return True
+
+
+def _anchors(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    """A line of nothing but names is no paragraph."""
+    text = source_line(state, start)
+    if state.is_code_block(start) or not _NAMED.match(text) or _NAMED.sub("", text).strip():
+        return False
+    if not silent:
+        for found in _NAMED.finditer(text):
+            token = state.push("anchor", "", 0)
+            token.content, token.map, token.hidden = found[2], [start, start + 1], True
+        state.line = start + 1
+    return True
+
+
+class _State(StateInline):
+    """The state of one inline parse, which also knows lines and ideographs."""
+
+    # A position, and the newlines before it: counting begins there, since rules mostly move on.
+    _counted = 0, 0
+
+    def push(self, ttype: str, tag: str, nesting: Literal[-1, 0, 1]) -> Token:
+        token = super().push(ttype, tag, nesting)
+        # A rule pushes its token before it moves on, so the newlines so far give the token's line.
+        start, lines = self._counted if self._counted[0] <= self.pos else (0, 0)
+        token.meta["line"] = lines + self.src.count("\n", start, self.pos)
+        self._counted = self.pos, token.meta["line"]
+        return token
+
+    def scanDelims(self, start: int, canSplitWord: bool) -> Scanned:
+        """Let `**「重要」**です` be bold: between CJK characters there is no space to wait for."""
+        scanned = super().scanDelims(start, canSplitWord)
+        if not canSplitWord:
+            return scanned
+        before = self.src[start - 1] if start else " "
+        after = self.src[start + scanned.length : start + scanned.length + 1] or " "
+        return Scanned(
+            scanned.can_open or (is_cjk(before) and not after.isspace()),
+            scanned.can_close or (is_cjk(after) and not before.isspace()),
+            scanned.length,
+        )
+
+
+class _Inline(ParserInline):
+    """The parser's own loop over one unit, run with our state."""
+
+    def parse(self, src: str, md: MarkdownIt, env: EnvType, tokens: list[Token]) -> list[Token]:
+        state = _State(src, md, env, tokens)
+        self.tokenize(state)
+        for rule in self.ruler2.getRules(""):
+            rule(state)
+        return state.tokens
+
+
+def _count_lines(md: MarkdownIt) -> None:
+    # The rules that plugins have registered by now belong to the parser object, so they move along.
+    counting = _Inline()
+    counting.ruler, counting.ruler2 = md.inline.ruler, md.inline.ruler2
+    counting.terminator_re = md.inline.terminator_re
+    md.inline = counting
+
+
+# ## Markup
+#
+# > Markdown becomes tokens, and every sentence a reader may want translated is exactly one of them.
+#
+# All text of a site passes through `parse`: docstrings, comment blocks, prose pages. The tokens are those of
+# markdown-it-py, with a promise on top: **a token of type `inline` is a unit of translation, and nothing else
+# is.** Its `content` keeps the inline Markdown, so that a translator sees `code` and $N_d$ as they were
+# written. Names of fields, labels that the press itself chooses, code and displayed formulas have other
+# types.
+#
+# `token.map` counts lines from 0 in the text; `line_of` turns it into a line of the file.
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +418,7 @@ def _printable(text: str) -> str:
 
 @functools.cache
 def _parser(directives: bool = False) -> MarkdownIt:
-    return dialect.configured(directives=directives)
+    return configured(directives=directives)
 
 
 def _footnotes(tokens: Iterable[Token]) -> dict[str, int]:

@@ -24,8 +24,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sidelit.assets import templates_folder
 from sidelit.errors import SidelitError
+from sidelit.files.assets import templates_folder
 
 CACHE = Path(".cache/sidelit/math")
 

@@ -1,28 +1,119 @@
-r"""# Prose
+"""# Prose
 
-> Tokens become HTML that is safe to publish, with formulas and links that are right.
-
-This is the door to everything about text. Blocks are written here, what stands inside a sentence in
-`inlines`, lists of parameters are sorted by `fields`, and `slots` keeps the whole safe: words pass a sieve,
-and formulas, links, pictures and code are put in afterwards.
+> Tokens become HTML: paragraphs, lists, tables, formulas, boxes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
 from html import escape
+from itertools import zip_longest
 
 from markdown_it.token import Token
 
-from sidelit.breaks import breakable
 from sidelit.errors import SidelitError
-from sidelit.text import directives, fields, grids, markup
-from sidelit.text.inlines import InlineWriter, RenderContext, fragment
-from sidelit.text.labels import LABELS
-from sidelit.text.samples import coloured
-from sidelit.text.sanitizer import tag
+from sidelit.text import directives, markup
+from sidelit.text.code import coloured
+from sidelit.text.inlines import LABELS, InlineWriter, RenderContext, fragment, tag
+from sidelit.theme import breakable
 
-__all__ = ["LABELS", "RenderContext", "plain", "render", "render_inline"]
+# ## Tables of Markdown
+#
+# > A column of numbers stands at the right, and a table too wide for a phone becomes a list of its rows
+# > there.
+#
+# Both are decided from the words of the cells, before the table is written. In the list each value needs the
+# heading of its column beside it, which the cell carries along for the stylesheet.
+
+
+# A number with its sign, a range of two, what it is counted in. A name such as `0.weight` is none.
+_NUMBER = re.compile(
+    r"[~≈<>≤≥+−-]?\s?\d([\d,.\u00a0\u2009\u202f ]*\d)?([–-]\s?\d([\d,.]*\d)?)?"
+    r"\s?(%|×|[A-Za-zµ][A-Za-z/]{0,7})?"
+)
+# Letters in a line of a phone that is 390 pixels wide, and what the gap between two columns takes of it.
+_ROOM, _GAP = 42, 2
+# Words of a cell break into lines. A line needs so many letters to be read, and more in a long text.
+_LINE, _FEW, _LONG_LINE = 11, 30, 16
+
+Attributes = dict[int, dict[str, str]]
+
+
+def measured(tokens: Sequence[Token], start: int) -> tuple[bool, Attributes]:
+    """Look at the table that opens at `start`: whether it is too wide for a phone, and what its cells need.
+
+    :returns: the attributes of a cell by the `id` of the token that opens it.
+    """
+    rows = list(_rows(tokens, start))
+    said = [[_plain(words) for _, words in row] for row in rows]
+    # A row may be shorter than another one.
+    columns = list(zip_longest(*said, fillvalue=""))
+    counts = [_counts(column) for column in columns]
+    wide = len(columns) > 1 and sum(map(_needs, columns)) + _GAP * (len(columns) - 1) > _ROOM
+    attributes: Attributes = {}
+    for row in rows:
+        for number, (opening, _) in enumerate(row):
+            needed = {"style": "text-align:right"} if counts[number] else {}
+            if wide and number and opening.type == "td_open":
+                needed["data-label"] = columns[number][0]
+            attributes[id(opening)] = needed
+    return wide, attributes
+
+
+def _rows(tokens: Sequence[Token], start: int) -> Iterator[list[tuple[Token, Token]]]:
+    """The cells of each row: the token that opens one, and its words."""
+    row: list[tuple[Token, Token]] = []
+    for index in range(start + 1, len(tokens)):
+        match tokens[index].type:
+            case "tr_open":
+                row = []
+            case "th_open" | "td_open":
+                row.append((tokens[index], tokens[index + 1]))
+            case "tr_close":
+                yield row
+            case "table_close":
+                return
+
+
+def _plain(words: Token) -> str:
+    """The words of a cell; a formula counts with the letters of its TeX, less the commands."""
+    parts = (
+        re.sub(r"\\[a-z]+|[{}\\]", "", child.content)
+        if child.type == "math_inline"
+        else markup.plain([child])
+        for child in words.children or ()
+    )
+    return "".join(parts).strip()
+
+
+def _counts(column: Sequence[str]) -> bool:
+    """Whether all of a column below its heading are numbers, and there are several."""
+    body = [cell for cell in column[1:] if cell and cell not in "–—-"]
+    return len(body) > 1 and all(_NUMBER.fullmatch(cell) for cell in body)
+
+
+def _needs(column: Sequence[str]) -> int:
+    """The letters in a line that a column needs."""
+    if _counts(column):
+        return max(map(_width, [*column[0].split(), *column[1:]]))
+    line = _LINE if max(map(_width, column)) <= _FEW else _LONG_LINE
+    return max(min(_width(cell), max([line, *map(_width, cell.split())])) for cell in column)
+
+
+def _width(text: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
+
+
+# ## Prose
+#
+# > Tokens become HTML that is safe to publish, with formulas and links that are right.
+#
+# This is the door to everything about text. Blocks are written here, what stands inside a sentence in
+# `inlines`, lists of parameters are sorted by `fields`, and `slots` keeps the whole safe: words pass a sieve,
+# and formulas, links, pictures and code are put in afterwards.
+
 
 ADMONITIONS = ("note", "tip", "important", "warning")
 
@@ -49,18 +140,18 @@ class _Writer(InlineWriter):
 
     def __init__(self, context: RenderContext) -> None:
         super().__init__(context)
-        self._cells: grids.Attributes = {}
+        self._cells: Attributes = {}
 
     def blocks(self, tokens: Sequence[Token]) -> str:
         parts: list[str] = []
         index = 0
         while index < len(tokens):
             if tokens[index].type == "field_list_open":
-                end = fields.closing(tokens, index)
+                end = directives.closing(tokens, index)
                 parts.append(self._fields(tokens[index + 1 : end]))
                 index = end
             elif tokens[index].type == directives.OPEN:
-                end = fields.closing(tokens, index)
+                end = directives.closing(tokens, index)
                 parts.append(self._directive(tokens[index : end + 1]))
                 index = end
             else:
@@ -95,7 +186,7 @@ class _Writer(InlineWriter):
             case "admonition_close":
                 return "</aside>\n"
             case "table_open":
-                wide, self._cells = grids.measured(tokens, index)
+                wide, self._cells = measured(tokens, index)
                 return f"{self._scroll()}{tag('table', {'class': 'stack' if wide else ''})}\n"
             case "table_close":
                 return "</table></div>\n"
@@ -189,21 +280,21 @@ class _Writer(InlineWriter):
         number = int(token.meta["id"])
         if token.meta["subId"]:
             return ""
-        ways = []
+        nav = []
         for count in range(1, self.references(number) + 1):
             label = self.context.label("footnote_back")
             address = fragment(self.reference_id(number, count))
             opening = tag("a", {"href": address, "class": "footnote-back", "aria-label": label})
-            ways.append(f" {self.slots.anchor(opening)}\u21a9\ufe0e</a>")
-        return "".join(ways)
+            nav.append(f" {self.slots.anchor(opening)}\u21a9\ufe0e</a>")
+        return "".join(nav)
 
     def _fields(self, tokens: Sequence[Token]) -> str:
-        return "".join(self._table(kind, rows) for kind, rows in fields.tables(tokens).items())
+        return "".join(self._table(kind, rows) for kind, rows in directives.tables(tokens).items())
 
-    def _table(self, kind: str, rows: Sequence[fields.Field]) -> str:
+    def _table(self, kind: str, rows: Sequence[directives.Field]) -> str:
         label = self.context.label
         heads = [label({"notation": "symbol"}.get(kind, kind))]
-        named = kind not in fields.NAMELESS or any(row.argument or row.type for row in rows)
+        named = kind not in directives.NAMELESS or any(row.argument or row.type for row in rows)
         if named:
             heads.append(label("condition" if kind == "raises" else "meaning"))
         caption = f"<caption>{escape(label('notation'))}</caption>" if kind == "notation" else ""
@@ -216,7 +307,7 @@ class _Writer(InlineWriter):
             f"<tbody>\n{body}</tbody></table>\n"
         )
 
-    def _row_head(self, row: fields.Field) -> str:
+    def _row_head(self, row: directives.Field) -> str:
         if row.kind == "notation":
             # Not a heading of the row: to axe a cell that holds only MathML is an empty heading.
             return f'<td class="symbol">{self.inline(row.name)}</td>'
@@ -227,7 +318,7 @@ class _Writer(InlineWriter):
         type_ = f' <span class="type">{escape(row.type, quote=False)}</span>' if row.type else ""
         return f'<th scope="row"><code>{breakable(row.argument)}</code>{type_}</th>'
 
-    def _row_body(self, row: fields.Field) -> str:
+    def _row_body(self, row: directives.Field) -> str:
         if [token.type for token in row.body] != ["paragraph_open", "inline", "paragraph_close"]:
             return self.blocks(row.body)
         # One paragraph needs no paragraph's margins in a cell.

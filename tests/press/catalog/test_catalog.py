@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from press.project import edit, sidelit
 from sidelit.catalog import catalog, po_file, sync
+from sidelit.catalog.sync import PageUnits
 from sidelit.errors import SidelitError
 from sidelit.source import source
 from sidelit.text import markup
@@ -83,13 +84,13 @@ class Project:
                 markup.parse(
                     section.commentary, path="src/book/layer.py", first_line=section.commentary_line
                 ),
-                catalog.code_digest(line for _, line in section.code),
+                sync.code_digest(line for _, line in section.code),
             )
             for section in source.read(self.source).sections
         ]
 
-    def pages(self) -> list[catalog.PageUnits]:
-        return [catalog.PageUnits("book/layer", tuple(catalog.extract(*part) for part in self.sections()))]
+    def pages(self) -> list[PageUnits]:
+        return [PageUnits("book/layer", tuple(sync.extract(*part) for part in self.sections()))]
 
     def sync(self) -> tuple[Path, ...]:
         return catalog.sync(self.pages(), self.locale, ["ja"])
@@ -99,7 +100,7 @@ class Project:
         assert text.count(old) == 1
         self.po.write_text(text.replace(old, new), encoding="utf-8")
 
-    def shelf(self) -> catalog.Shelf:
+    def shelf(self) -> catalog.Catalogs:
         return catalog.load(self.pages(), self.locale, ["ja"])
 
     def states(self) -> dict[tuple[str, str], str]:
@@ -150,7 +151,7 @@ def test_only_words_are_units() -> None:
         "| cell | 42 |\n\n```\nfenced\n```\n\n$$y$$\n\n!!! note\n    Body.\n\n"
         '!!! note "Mind"\n    this\n\n:param x: what it is[^1]\n\n[^1]: A footnote.\n'
     )
-    units = catalog.extract("module", markup.parse(text)).msgids
+    units = sync.extract("module", markup.parse(text)).msgids
     assert units == (
         "Title",
         "The *lede* with `code`.",
@@ -401,7 +402,7 @@ def test_a_translation_knows_its_line_in_the_catalogue(project: Project) -> None
 
 
 def test_labels_are_units_too(tmp_path: Path) -> None:
-    site = catalog.PageUnits("site", (catalog.SectionUnits("nav", ("Foundations", "ZeRO")),))
+    site = PageUnits("site", (sync.SectionUnits("nav", ("Foundations", "ZeRO")),))
     catalog.sync([site], tmp_path / "locale", ["zh"])
     po = tmp_path / "locale" / "zh" / "site.po"
     po.write_text(po.read_text().replace('"Foundations"\nmsgstr ""', '"Foundations"\nmsgstr "基础"'))
@@ -412,7 +413,7 @@ def test_labels_are_units_too(tmp_path: Path) -> None:
 
 def test_a_page_that_changes_its_name_takes_its_translations_along(project: Project) -> None:
     (page,) = project.pages()
-    moved = catalog.PageUnits("book/renamed", page.sections)
+    moved = PageUnits("book/renamed", page.sections)
     catalog.sync([moved], project.locale, ["ja"])
     found = catalog.load([moved], project.locale, ["ja"]).catalog("book/renamed", "ja")
     # They were judged beside this very code, under the same names.
@@ -424,8 +425,8 @@ def test_a_page_that_changes_its_name_takes_its_translations_along(project: Proj
 
 
 def prose(project: Project, text: str) -> dict[tuple[str, str], str]:
-    sections = catalog.split_prose(markup.parse(text))
-    page = catalog.PageUnits("pages/home", tuple(catalog.extract(*part) for part in sections))
+    sections = sync.split_prose(markup.parse(text))
+    page = PageUnits("pages/home", tuple(sync.extract(*part) for part in sections))
     catalog.sync([page], project.locale, ["ja"])
     po = project.locale / "ja" / "pages" / "home.po"
     po.write_text(
@@ -628,13 +629,13 @@ SENTENCES = [
     "Each rank waits for the others.",
 ]
 section = st.builds(
-    catalog.SectionUnits,
+    sync.SectionUnits,
     st.sampled_from(["module", "f", "g", "C.f"]),
     st.lists(st.sampled_from(SENTENCES), min_size=1, max_size=3).map(tuple),
     st.sampled_from(["", "aaa", "bbb"]),
 )
 pages = st.lists(st.lists(section, max_size=4).map(tuple), min_size=2, max_size=2).map(
-    lambda bodies: [catalog.PageUnits(f"p/{number}", body) for number, body in enumerate(bodies)]
+    lambda bodies: [PageUnits(f"p/{number}", body) for number, body in enumerate(bodies)]
 )
 
 
@@ -643,7 +644,7 @@ pages = st.lists(st.lists(section, max_size=4).map(tuple), min_size=2, max_size=
 @given(st.lists(st.tuples(pages, st.sets(st.integers(0, 7))), min_size=1, max_size=5))
 def test_no_text_is_lost_nor_shown_for_another_sentence(
     tmp_path_factory: pytest.TempPathFactory,
-    history: list[tuple[list[catalog.PageUnits], set[int]]],
+    history: list[tuple[list[PageUnits], set[int]]],
 ) -> None:
     locale = tmp_path_factory.mktemp("site") / "locale"
     written: set[str] = set()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from sidelit import config
 from sidelit.catalog import catalog
-from sidelit.figures import figure, gallery
+from sidelit.config import config
+from sidelit.figures import drawing, figure
 from sidelit.figures.drawing import Drawing
 
 WORDS = """\
@@ -70,4 +70,4 @@ def draw(project: Path, lang: str = "en") -> Drawing:
     made = config.load(project / "site" / "sidelit.toml")
     figures = figure.read_all(made)
     shelf = catalog.load([each.units() for each in figures], made.folder / "locale", made.languages[1:])
-    return gallery.gallery(made, figures, shelf).draw("bars", lang)
+    return drawing.gallery(made, figures, shelf).draw("bars", lang)

@@ -185,7 +185,7 @@ def test_words_and_drawing_come_together(sample: Path, site: Path) -> None:
 
 
 def test_a_name_that_no_figure_has_is_refused_where_it_is_asked_for(sample: Path, site: Path) -> None:
-    from sidelit.figures.gallery import Gallery
+    from sidelit.figures.drawing import Gallery
 
     with pytest.raises(SidelitError, match=r"page.md:7: there is no figure 'bar'; this site has none"):
         Gallery().draw("bar", "en", "page.md", 7)

@@ -9,7 +9,7 @@ import pytest
 
 from press.figures import studio
 from press.project import edit, page, sidelit, translate
-from sidelit import config
+from sidelit.config import config
 from sidelit.errors import SidelitError
 from sidelit.site import site as press
 
@@ -25,7 +25,7 @@ def site(sample: Path) -> Path:
 
 
 def built(sample: Path) -> dict[str, str]:
-    files = press.files(config.load(sample / "site" / "sidelit.toml"))
+    files = press.whole_files(config.load(sample / "site" / "sidelit.toml"))
     return {name: content.decode() for name, content in files.items() if name.endswith(".html")}
 
 

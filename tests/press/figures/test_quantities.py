@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidelit.figures import quantities
+from sidelit.figures import words
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from sidelit.figures import quantities
     ],
 )
 def test_a_number_is_rounded(value: float, said: str) -> None:
-    assert quantities.number(value) == said
+    assert words.number(value) == said
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_number_is_rounded(value: float, said: str) -> None:
     ],
 )
 def test_bytes_have_the_prefix_that_leaves_few_digits(value: float, binary: bool, said: str) -> None:
-    assert quantities.size(value, binary=binary) == said
+    assert words.size(value, binary=binary) == said
 
 
 @pytest.mark.parametrize(
@@ -48,18 +48,18 @@ def test_bytes_have_the_prefix_that_leaves_few_digits(value: float, binary: bool
     [(2.5, "2.5\u202fs"), (0.0123, "12.3\u202fms"), (4e-6, "4\u202fµs"), (3e-9, "3\u202fns")],
 )
 def test_a_time_has_the_unit_that_suits_it(seconds: float, said: str) -> None:
-    assert quantities.duration(seconds) == said
+    assert words.duration(seconds) == said
 
 
 def test_powers_shares_and_columns() -> None:
-    assert quantities.power(2, -14) == "2⁻¹⁴"
-    assert quantities.percent(0.0333) == "3.3\u202f%"
-    assert quantities.fixed(1234.5, 2) == "1,234.50"
+    assert words.power(2, -14) == "2⁻¹⁴"
+    assert words.percent(0.0333) == "3.3\u202f%"
+    assert words.fixed(1234.5, 2) == "1,234.50"
 
 
 @given(st.floats(-1e15, 1e15))
 def test_what_is_printed_is_near_the_number(value: float) -> None:
-    text = quantities.number(value).replace(",", "").replace("−", "-")
+    text = words.number(value).replace(",", "").replace("−", "-")
     mantissa, _, power = text.partition("·10")
     exponent = int(power.translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")) or 0)
     assert float(mantissa) * 10.0**exponent == pytest.approx(value, rel=0.006)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sidelit.figures.scales import Band, Linear, Log, band, ceiling, linear, log
+from sidelit.figures.pen import Band, Linear, Log, band, ceiling, linear, log
 
 VALUES = st.floats(-1e12, 1e12, allow_nan=False)
 COUNTS = st.integers(1, 12)

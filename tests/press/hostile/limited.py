@@ -20,10 +20,9 @@ from pathlib import Path
 from press.figures import studio
 from press.hostile import cases
 from press.project import SAMPLE
-from sidelit import config
-from sidelit.errors import SidelitError
+from sidelit.config import config
+from sidelit.errors import Collector, SidelitError
 from sidelit.site import printing, site
-from sidelit.site.collector import Collector
 
 SECONDS = 10
 BYTES = 500 << 20
@@ -44,7 +43,7 @@ def words(folder: Path, case: cases.Case) -> None:
     pages.mkdir(parents=True, exist_ok=True)
     (pages.parent / "sidelit.toml").write_text(PAGE, "utf-8")
     (pages / "index.md").write_text(f"# A title\n\n{said}", "utf-8", "surrogatepass")
-    site.files(config.load(pages.parent / "sidelit.toml"), Collector())
+    site.whole_files(config.load(pages.parent / "sidelit.toml"), Collector())
 
 
 def source(folder: Path, case: cases.Case) -> None:
@@ -60,7 +59,7 @@ def _print(path: Path) -> None:
 
 def data(folder: Path, case: cases.Case) -> None:
     """Build a site one of whose files is not what it should be."""
-    site.files(config.load(replaced(folder, case) / "site" / "sidelit.toml"))
+    site.whole_files(config.load(replaced(folder, case) / "site" / "sidelit.toml"))
 
 
 def replaced(folder: Path, case: cases.Case) -> Path:

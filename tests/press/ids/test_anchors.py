@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidelit.errors import SidelitError
-from sidelit.ids import anchors, moves, naming
+from sidelit.ids import anchors, matching, moves
 from sidelit.ids import ledger as ledger_file
-from sidelit.ids.claims import Placed
+from sidelit.ids.ledger import Placed
 from sidelit.source import source
 
 PAGE = "chapter"
@@ -86,7 +86,7 @@ class Layer:
     ],
 )
 def test_a_slug_is_made_of_the_first_words(text: str, slug: str) -> None:
-    assert naming.slug(text) == slug
+    assert matching.slug(text) == slug
 
 
 def test_code_without_commentary_is_named_by_its_first_line_and_told_apart_by_the_others() -> None:

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from sidelit.errors import SidelitError
 from sidelit.ids import moves
 from sidelit.ids.anchors import Anchor, imprints
-from sidelit.ids.claims import Placed
-from sidelit.ids.ledger import Ledger
+from sidelit.ids.ledger import Ledger, Placed
 from sidelit.source import source
 
 PAGES = ("ant", "bee", "cat")

@@ -9,7 +9,7 @@ import pytest
 
 from press import project
 from press.project import SAMPLE_PAGES, Html, edit, page, run, sidelit, tree
-from sidelit import config
+from sidelit.config import config
 from sidelit.errors import SidelitError
 
 RING = '{ source = "ring.py", run = "python -m sample.ring" }'

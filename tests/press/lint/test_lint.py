@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from press.project import edit, sidelit
-from sidelit import glossary
-from sidelit.catalog import catalog
+from sidelit.catalog import catalog, po_file, sync
+from sidelit.config import glossary
+from sidelit.config.toml import read_toml
 from sidelit.lint import lint
-from sidelit.tables import read_toml
 
 DATA = Path(__file__).parents[1] / "data"
 TERMS = glossary.read(DATA / "lint_glossary.toml", "lint_glossary.toml", ("en", "ja", "zh"))
@@ -24,7 +24,7 @@ CASES = read_toml(DATA / "lint.toml", "lint.toml")["case"]
 def findings(
     lang: str, en: str, said: str, *, notes: tuple[str, ...] = (), **flags: bool
 ) -> list[lint.Finding]:
-    entry = catalog.Entry("module", en, said, notes=notes, path="ja/page.po", line=7, **flags)
+    entry = po_file.Entry("module", en, said, notes=notes, path="ja/page.po", line=7, **flags)
     return list(lint.lint_catalog(catalog.Catalog("page", lang, {entry.key: entry}), TERMS))
 
 
@@ -86,7 +86,7 @@ def test_a_term_needs_its_english_only_once_on_a_page() -> None:
         "A forward-pass hook.": "順伝播（forward pass）のフック。",
         "Forward passes.": "順伝播。",
     }
-    entries = {("m", en): catalog.Entry("m", en, said, path="p.po", line=1) for en, said in texts.items()}
+    entries = {("m", en): po_file.Entry("m", en, said, path="p.po", line=1) for en, said in texts.items()}
     assert lint.lint_catalog(catalog.Catalog("p", "ja", entries), TERMS) == ()
 
 
@@ -111,7 +111,7 @@ def test_an_allowance_is_checked_itself(note: str, sentence: str) -> None:
 
 
 def test_a_finding_points_at_the_line_of_the_translation(tmp_path: Path) -> None:
-    page = catalog.PageUnits("page", (catalog.SectionUnits("module", ("First.", "The gradient.")),))
+    page = sync.PageUnits("page", (sync.SectionUnits("module", ("First.", "The gradient.")),))
     locale = tmp_path / "site" / "locale"
     catalog.sync([page], locale, ["ja"])
     po = locale / "ja" / "page.po"

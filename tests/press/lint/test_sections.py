@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from press.project import SAMPLE, edit, sidelit
+from sidelit.config.config import USUAL, Strictness, Word, read_strictness
+from sidelit.config.toml import Table
 from sidelit.errors import SidelitError
 from sidelit.lint import sections
-from sidelit.strictness import USUAL, Strictness, Word, read
-from sidelit.tables import Table
 from sidelit.text import markup
 
 LONG = "The rank reads " + "a number and " * 12 + "goes on"
@@ -133,7 +133,7 @@ def test_rules_of_english_are_for_english() -> None:
 )
 def test_a_mistake_in_the_configuration_is_told(data: dict[str, object], told: str) -> None:
     with pytest.raises(SidelitError) as caught:
-        read(Table(data, "site/sidelit.toml", ""))
+        read_strictness(Table(data, "site/sidelit.toml", ""))
     assert told in str(caught.value)
 
 

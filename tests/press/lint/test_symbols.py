@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from press.project import SAMPLE, edit, sidelit
-from sidelit.lint import symbols
+from sidelit.lint import lint
 from sidelit.text import code, markup
 
-PROGRAM = symbols.program(
-    line.html for line in code.highlight("def f(size, plan):\n    count = 3\n    return plan.peak\n")
+PROGRAM = lint.program(
+    line.html for line in code.highlighted("def f(size, plan):\n    count = 3\n    return plan.peak\n")
 )
 
 
 def found(text: str) -> list[tuple[str, int]]:
     tokens = markup.parse(text, path="page.md")
-    return [(rule, error.line or 0) for rule, error in symbols.lint(tokens, PROGRAM)]
+    return [(rule, error.line or 0) for rule, error in lint.lint_symbols(tokens, PROGRAM)]
 
 
 @pytest.mark.parametrize(

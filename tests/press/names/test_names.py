@@ -12,8 +12,8 @@ from textwrap import dedent
 
 import pytest
 
+from sidelit.names.library import Written
 from sidelit.names.links import Definition, Names
-from sidelit.names.shelf import Written
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.txt"))
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from press.project import sidelit
-from sidelit.site.balance import words_above
-from sidelit.site.lines import CodeLine
+from sidelit.site.model import CodeLine
+from sidelit.site.page_renderer import words_above
 
 SENTENCE = "<p>A rank sends what another rank keeps, and keeps what the others send.</p>"
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from press.project import edit, sidelit
-from sidelit import languages
-from sidelit.cite import forms
-from sidelit.cite.authors import Author
-from sidelit.cite.record import Place, Record
+from sidelit import citing
+from sidelit.citing import Author, Place, Record
+from sidelit.config import languages
 
 CFF = """cff-version: 1.2.0
 title: Sample
@@ -47,13 +46,15 @@ def record(**more: object) -> Record:
 
 
 def test_the_sentence_is_that_of_apa() -> None:
-    assert forms.apa(record(), ENGLISH) == (
+    assert citing.apa(record(), ENGLISH) == (
         "Lovelace, A., & The R&D Team. (2026). A ring, § 1.3 What $5 & a \\ {brace} _buys_. "
         "In Sample (version 1.2, commit abc). https://example.org/a_b/ring.html#Ring.__init__/100%25"
     )
     bare = record(place=Place(), version="", commit="", date="", url="", authors=(Author("Team"),))
-    assert forms.apa(bare, ENGLISH) == "Team. (n.d.). A ring. In Sample."
-    assert forms.apa(record(place=Place(), url="", doi="10.1/x"), ENGLISH).endswith(" https://doi.org/10.1/x")
+    assert citing.apa(bare, ENGLISH) == "Team. (n.d.). A ring. In Sample."
+    assert citing.apa(record(place=Place(), url="", doi="10.1/x"), ENGLISH).endswith(
+        " https://doi.org/10.1/x"
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,19 +69,19 @@ def test_the_sentence_is_that_of_apa() -> None:
 )
 def test_a_person_has_initials_where_the_script_has_them(given: str, name: str) -> None:
     author = Author(f"{given} Knuth", "Knuth", given)
-    assert forms.apa(record(authors=(author,)), ENGLISH).startswith(f"{name.rstrip('.')}. (2026)")
+    assert citing.apa(record(authors=(author,)), ENGLISH).startswith(f"{name.rstrip('.')}. (2026)")
 
 
 def test_of_many_authors_the_first_and_the_last_are_named() -> None:
     many = tuple(Author(f"A{n}") for n in range(25))
-    said = forms.apa(record(authors=many), ENGLISH)
+    said = citing.apa(record(authors=many), ENGLISH)
     assert said.startswith("A0, A1, ")
     assert "A18, … A24. (2026)" in said
     assert "A19" not in said
 
 
 def test_bibtex_keeps_its_braces_whatever_a_title_holds() -> None:
-    said = forms.bibtex(record(), ENGLISH)
+    said = citing.bibtex(record(), ENGLISH)
     assert said.startswith("@misc{sample:sample/ring:Ring.__init__/100-,\n")
     assert said.count("{") == said.count("}")
     assert "  author = {Lovelace, Ada and {The R\\&D Team}},\n" in said
@@ -90,7 +91,7 @@ def test_bibtex_keeps_its_braces_whatever_a_title_holds() -> None:
 
 
 def test_csl_is_what_programs_import() -> None:
-    (item,) = json.loads(forms.csl(record(doi="10.1/x"), ENGLISH))
+    (item,) = json.loads(citing.csl(record(doi="10.1/x"), ENGLISH))
     assert item["author"] == [{"family": "Lovelace", "given": "Ada"}, {"literal": "The R&D Team"}]
     assert item["issued"] == {"date-parts": [[2026, 11, 23]]}
     assert (item["type"], item["container-title"], item["section"]) == ("chapter", "Sample", "1.3")
@@ -171,7 +172,7 @@ def test_the_box_of_a_page_says_what_the_command_says(sample: Path) -> None:
         said = dict(
             re.findall(r'data-form="(\w+)">.*?<pre>(.*?)</pre>', box[0].partition("<template>")[0], re.DOTALL)
         )
-        for form in forms.FORMS:
+        for form in citing.FORMS:
             told = sidelit("cite", "ring", "--lang", lang, "--form", form, cwd=sample).stdout
             assert unescape(said[form]) == told.removesuffix("\n")
         assert f'href="https://example.org/x/{folder}ring.html"' in box[0]

@@ -10,7 +10,7 @@ import polib
 import pytest
 
 from press.project import edit, page, sidelit
-from sidelit import config
+from sidelit.config import config
 from sidelit.site import content, site
 
 WORDS = "A ring of $N = 0$ places & `None` in it."

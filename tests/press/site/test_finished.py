@@ -12,11 +12,12 @@ import pytest
 from press.figures import studio as figures
 from press.interactive import studio as interactive
 from press.project import edit, git, sidelit, translate
-from sidelit import config, kept, store
-from sidelit.origin import Origin
-from sidelit.site import finished, making, site
-from sidelit.site.collector import Collector
-from sidelit.store import Store
+from sidelit.cache import records, store
+from sidelit.cache.store import Store
+from sidelit.config import config
+from sidelit.config.origin import Origin
+from sidelit.errors import Collector
+from sidelit.site import context, edition, making, site
 
 LESSON = """# Items in a row
 > A ring keeps the last items.
@@ -165,17 +166,17 @@ EDITS: dict[str, Change] = {
 
 
 def build(project: Path) -> dict[str, bytes]:
-    return site.files(config.load(project / TOML))
+    return site.whole_files(config.load(project / TOML))
 
 
 def pages_made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The pages that builds make from here on, and the cards of their names, by language and place."""
     made: list[str] = []
 
-    def note(name: str, make: Callable[[making.Press, making.Page], bytes], ending: str) -> None:
-        def noted(press: making.Press, shown: making.Page) -> bytes:
+    def note(name: str, make: Callable[[context.BuildContext, edition.Page], bytes], ending: str) -> None:
+        def noted(build: context.BuildContext, shown: edition.Page) -> bytes:
             made.append(f"{shown.lang}/{shown.text.item.output.removesuffix('.html')}{ending}")
-            return make(press, shown)
+            return make(build, shown)
 
         monkeypatch.setattr(making, name, noted)
 
@@ -261,7 +262,7 @@ def test_a_page_with_a_mistake_is_made_by_every_build(project: Path, monkeypatch
     told = []
     for _ in range(2):
         notes = Collector()
-        site.files(config.load(project / TOML), notes)
+        site.whole_files(config.load(project / TOML), notes)
         told.append([str(error) for error in notes.errors])
     assert told[0] == told[1] != []
 
@@ -292,8 +293,8 @@ def test_what_was_not_used_for_longest_is_removed_first(
 
 def test_everything_that_a_page_is_made_from_is_known() -> None:
     """A field of the press that nobody looked at here might hold what changes without notice."""
-    assert {field.name for field in finished.fields(finished.Press)} >= finished._APART
-    with kept.asking() as asked:
-        tuple(kept.Kept(lambda: (1,), 1, "one"))
-        kept.Noted({1: 2}, "two").get(1)
+    assert {field.name for field in making.fields(context.BuildContext)} >= making._APART
+    with records.asking() as asked:
+        tuple(records.Kept(lambda: (1,), 1, "one"))
+        records.Noted({1: 2}, "two").get(1)
     assert asked == {"one", "two"}

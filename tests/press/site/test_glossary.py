@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from press.project import page, sidelit
-from sidelit import glossary
-from sidelit.catalog import catalog
+from sidelit.catalog import catalog, po_file
+from sidelit.config import glossary
 from sidelit.errors import SidelitError
 from sidelit.lint import lint
 
@@ -162,7 +162,7 @@ def test_our_own_words_pass_our_own_lints(lang: str) -> None:
     ours = glossary.read(OURS, "site/glossary.toml", LANGUAGES)
     assert len(ours.terms) > 100
     entries = {
-        ("glossary", form): catalog.Entry("glossary", form, said, path="g", line=term.line)
+        ("glossary", form): po_file.Entry("glossary", form, said, path="g", line=term.line)
         for term in ours.terms
         for form in term.match[:1]
         for said in term.accept[lang][:1]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from press.project import edit, sidelit
-from sidelit import config
-from sidelit.site import imported, site
+from sidelit.config import config
+from sidelit.site import content, site
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from sidelit.site import imported, site
     ],
 )
 def test_the_line_names_what_says_most(modules: list[str], names: list[str], more: int) -> None:
-    assert imported.named(modules, "shop.till") == imported.Named(tuple(names), more)
+    assert content.named(modules, "shop.till") == content.Named(tuple(names), more)
 
 
 RING = """

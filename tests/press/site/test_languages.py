@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from press.project import edit, page, sidelit, translate
-from sidelit import assets, config, languages
+from sidelit.config import config, languages
 from sidelit.errors import SidelitError
+from sidelit.files import assets
 
 ENGLISH = (assets.templates_folder() / "ui" / "en.toml").read_text(encoding="utf-8")
 

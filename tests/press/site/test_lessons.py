@@ -11,7 +11,7 @@ import pytest
 
 from press.project import edit, page, run, sidelit, translate, tree
 from press.site.lessons import ROW, SECOND, WINDOW, give_lessons
-from sidelit import config
+from sidelit.config import config
 from sidelit.site import site
 from sidelit.text import directives, markup
 
@@ -57,13 +57,13 @@ def test_a_lesson_says_its_number_its_minutes_its_needs_and_its_aims(course: Pat
 @pytest.mark.nightly
 def test_next_leads_from_lesson_to_lesson(course: Path) -> None:
     sidelit("build", cwd=course)
-    ways = {
+    nav = {
         name: re.findall(r'<link rel="(prev|next)" href="([^"]+)"', html(course, name))
         for name in ("row.html", "view.html", "ring.html")
     }
-    assert ways["row.html"] == [("prev", "notes/reading.html"), ("next", "view.html")]
-    assert ways["view.html"] == [("prev", "row.html"), ("next", "ring.html")]
-    assert ways["ring.html"][0] == ("prev", "view.html")
+    assert nav["row.html"] == [("prev", "notes/reading.html"), ("next", "view.html")]
+    assert nav["view.html"] == [("prev", "row.html"), ("next", "ring.html")]
+    assert nav["ring.html"][0] == ("prev", "view.html")
 
 
 def test_lessons_stand_above_the_parts_wherever_pages_are_listed(course: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from press.project import edit, sidelit
-from sidelit import assets
+from sidelit.files import assets
 
 
 def write(path: Path, text: str) -> Path:

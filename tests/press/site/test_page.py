@@ -11,8 +11,10 @@ import pytest
 
 from press import project
 from press.project import edit, sidelit
-from sidelit import assets, config, look
+from sidelit import theme
+from sidelit.config import config
 from sidelit.errors import SidelitError
+from sidelit.files import assets
 from sidelit.site import links, site
 
 # ## Templates
@@ -23,9 +25,9 @@ def templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     """A copy of the templates that the press uses in place of its own."""
     folder = Path(shutil.copytree(assets.templates_folder(), tmp_path / "templates"))
     monkeypatch.setattr(assets, "templates_folder", lambda: folder)
-    look.forget()
+    theme.forget()
     yield folder
-    look.forget()
+    theme.forget()
 
 
 @pytest.mark.cases(now=0, ci=1)
@@ -45,7 +47,7 @@ def test_a_template_that_is_wrong(sample: Path, templates: Path, broken: str, wo
     lines.insert(place, broken)
     path.write_text("\n".join(lines), encoding="utf-8")
     with pytest.raises(SidelitError, match=words) as told:
-        site.files(config.load(sample / "site/sidelit.toml"))
+        site.whole_files(config.load(sample / "site/sidelit.toml"))
     assert str(told.value).startswith(f"templates/prose.html:{place + 1}: ")
 
 
@@ -56,17 +58,17 @@ def test_a_word_that_one_language_lacks(sample: Path, templates: Path) -> None:
         "".join(line for line in text.splitlines(True) if not line.startswith("part =")), encoding="utf-8"
     )
     with pytest.raises(SidelitError, match="part") as told:
-        site.files(config.load(sample / "site/sidelit.toml"))
+        site.whole_files(config.load(sample / "site/sidelit.toml"))
     assert str(told.value).startswith("templates/ui/ja.toml:7: words of the interface are missing: part;")
 
 
 @pytest.mark.full
 def test_templates_are_read_again_for_the_next_build(sample: Path, templates: Path) -> None:
     configuration = sample / "site/sidelit.toml"
-    assert "Sample" in site.files(config.load(configuration))["ring.html"].decode()
+    assert "Sample" in site.whole_files(config.load(configuration))["ring.html"].decode()
     edit(templates / "ui/en.toml", 'name = "English"', 'name = "Plain English"')
     edit(templates / "prose.html", "{%- block main %}", "{%- block main %}<b>again</b>")
-    made = site.files(config.load(configuration))
+    made = site.whole_files(config.load(configuration))
     assert "Plain English" in made["ja/ring.html"].decode()
     assert "<b>again</b>" in made["notes/reading.html"].decode()
 

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from press.project import git, sidelit, tree
-from sidelit import config, origin
+from sidelit.config import config, origin
 
 URL = "https://ada.github.io/loom/"
 CHANGES = """# Changelog

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from press.project import edit, page, sidelit, tree
 from press.site.lessons import ROW, give_lessons
-from sidelit import slides
+from sidelit.export import slides
 
 HERE = "build/slides/row"
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sidelit import assets, bundles
-from sidelit.text import prose
+import sidelit
+from sidelit.files import assets
+from sidelit.text import inlines
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -27,11 +28,11 @@ UI = {
     for file in (TEMPLATES / "ui").glob("*.toml")
 }
 
-SRC = Path(prose.__file__).parents[1]
+SRC = Path(sidelit.__file__).parent
 PRESS = "".join(file.read_text(encoding="utf-8") for file in SRC.rglob("*.py"))
 # Words that the press asks for from its own code, where no template names them.
 ASKED_BY_THE_PRESS = {
-    *prose.LABELS,
+    *inlines.LABELS,
     *re.findall(r"\.word\(\"(\w+)\"", PRESS),
     *re.findall(r"\bwords\[\"((?:cite|book)_\w+)\"\]", PRESS),
 }
@@ -89,7 +90,7 @@ def test_no_kana_in_chinese_and_no_space_between_japanese_and_latin() -> None:
 def test_a_template_asks_for_assets_that_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     named = set(re.findall(r"asset\('([^']+)'\)", text))
-    for name in named - bundles.BUNDLES.keys():
+    for name in named - assets.BUNDLES.keys():
         assert (ASSETS / name).is_file(), name
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidelit.source import source
-from sidelit.source.literals import as_meant
+from sidelit.source.syntax import as_meant
 
 # The body of a docstring in the source, and what is printed of it.
 MEANT = {

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidelit.errors import SidelitError
-from sidelit.ids import naming
+from sidelit.ids import matching
 from sidelit.source import source
 from sidelit.source.source import Document, Section
 
@@ -66,7 +66,7 @@ def assert_whole(document: Document, text: str) -> None:
         assert section.first_line == following
         assert section.last_line >= section.first_line
         following = section.last_line + 1
-    ids = naming.propose(document.sections)
+    ids = matching.propose(document.sections)
     assert len(set(ids)) == len(ids)
 
 

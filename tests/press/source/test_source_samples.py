@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sidelit.ids import naming
+from sidelit.ids import matching
 from sidelit.source import source
 
 SAMPLES = sorted((Path(__file__).parents[1] / "data" / "source").glob("*.py.txt"))
@@ -34,7 +34,7 @@ def sections(path: Path) -> list[dict[str, object]]:
             **({"hidden": True} if section.hidden else {}),
             **({"depth": section.depth.words} if section.depth else {}),
         }
-        for section, name in zip(document.sections, naming.propose(document.sections), strict=True)
+        for section, name in zip(document.sections, matching.propose(document.sections), strict=True)
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sidelit.source import source
-from sidelit.source.surface import Module, reached, surface
+from sidelit.source.summary import Module, reached, surface
 
 FILES = {
     "top": "",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidelit.symbols import customs, formula
+from sidelit.symbols import formula
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_what_a_formula_counts_with(tex: str, letters: set[str]) -> None:
     ],
 )
 def test_letters_that_custom_explains(tex: str, letters: list[str]) -> None:
-    found = sorted(customs.places(formula.read(tex).symbols, tex))
+    found = sorted(formula.places(formula.read(tex).symbols, tex))
     assert [
         re.match(r"\\?[A-Za-z]+", tex[place:])[0][: len(name)]
         for place, name in zip(found, letters, strict=True)

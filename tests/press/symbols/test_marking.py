@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sidelit.errors import SidelitError
-from sidelit.symbols import marking, notation
+from sidelit.symbols import marking
 from sidelit.text import code, markup
 from sidelit.text.math import Typesetter
 
@@ -26,7 +26,7 @@ SETTER = Typesetter(cache=None)
 
 @pytest.fixture
 def marker() -> marking.Marker:
-    return marking.Marker(notation.read(markup.parse(DECLARED)))
+    return marking.Marker(marking.read(markup.parse(DECLARED)))
 
 
 def keys(html: str) -> list[str]:
@@ -88,7 +88,7 @@ def test_a_formula_that_cannot_be_marked_stays_as_it_is(marker: marking.Marker) 
 def test_names_in_code_are_marked_outside_of_words(
     marker: marking.Marker, line: str, marked: list[str]
 ) -> None:
-    plain = code.highlight(line)[0].html
+    plain = code.highlighted(line)[0].html
     html = marker.code(plain)
     assert re.findall(r'<span data-sym="[^"]*">([^<]*)</span>', html) == marked
     assert re.sub(r'<span data-sym="[^"]*">([^<]*)</span>', r"\1", html) == plain

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidelit.text import code, samples
+from sidelit.text import code
 
 
 class Text(HTMLParser):
@@ -56,7 +56,7 @@ PIECES = st.sampled_from(
 
 @given(st.lists(PIECES, max_size=30).map("".join) | st.text(max_size=60))
 def test_lines_are_those_of_python_and_each_is_whole(text: str) -> None:
-    lines = code.highlight(text)
+    lines = code.highlighted(text)
     expected = re.split("\r\n|\r|\n", text.removeprefix("\ufeff"))
     assert [line.text for line in lines] == expected
     for line in lines:
@@ -68,20 +68,20 @@ def test_lines_are_those_of_python_and_each_is_whole(text: str) -> None:
 
 
 def test_a_string_over_several_lines_is_a_string_on_each_of_them() -> None:
-    lines = code.highlight('a = """one\n<two>\n"""\nb = 1\n')
+    lines = code.highlighted('a = """one\n<two>\n"""\nb = 1\n')
     assert [Text(line.html).text for line in lines] == ['a = """one', "<two>", '"""', "b = 1", ""]
     assert 'class="s' in lines[1].html
     assert 'class="mi"' in lines[3].html
 
 
 def test_colours_know_what_the_lines_before_have_opened() -> None:
-    whole = code.highlight('x = """\nreturn 1\n"""\n')
+    whole = code.highlighted('x = """\nreturn 1\n"""\n')
     assert '"k"' not in whole[1].html
-    assert '"k"' in code.highlight("return 1\n")[0].html
+    assert '"k"' in code.highlighted("return 1\n")[0].html
 
 
 def test_a_line_that_is_shown_shortened_is_shown_plain() -> None:
-    lines = code.highlight("x = 1; y = 2\n")
+    lines = code.highlighted("x = 1; y = 2\n")
     assert list(code.numbered(lines, ((1, "y = 2"), (1, "x = 1; y = 2"), (9, "<")))) == [
         (1, "y = 2"),
         (1, lines[0].html),
@@ -110,13 +110,13 @@ def test_control_characters_become_visible() -> None:
     ],
 )
 def test_what_nobody_sees_is_shown(text: str, shown: str | None) -> None:
-    (line,) = code.highlight(text)
+    (line,) = code.highlighted(text)
     assert Text(line.html).text == (text if shown is None else shown)
     assert line.text == text
-    assert Text(samples.coloured(text, "python")).text.rstrip("\n") == (text if shown is None else shown)
+    assert Text(code.coloured(text, "python")).text.rstrip("\n") == (text if shown is None else shown)
 
 
 def test_words_from_right_to_left_do_not_turn_the_code_between_them_around() -> None:
-    (line,) = code.highlight("\u05d0 = \u05d1 + '\u05d2'")
+    (line,) = code.highlighted("\u05d0 = \u05d1 + '\u05d2'")
     assert line.html.count("<bdi ") == 3
     assert Text(line.html).text == "\u05d0 = \u05d1 + '\u05d2'"

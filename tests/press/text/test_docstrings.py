@@ -14,8 +14,8 @@ from markdown_it.token import Token
 
 from press.project import sidelit
 from sidelit.errors import SidelitError
-from sidelit.text import front_matter, markup, prose
-from sidelit.text.docstrings import guess, reader
+from sidelit.text import inlines, markup, prose
+from sidelit.text.docstrings import reader, sections
 
 
 def parsed(text: str, dialect: str = "auto", line: int = 1) -> tuple[tuple[Token, ...], list[str]]:
@@ -28,7 +28,7 @@ def html(text: str, dialect: str = "auto", told: int = 0) -> str:
     """A docstring as HTML, formulas as code; `told` is how much there is to complain about."""
     tokens, complaints = parsed(text, dialect)
     assert len(complaints) == told, complaints
-    context = prose.RenderContext(resolve=lambda href, line: f"to/{href}")
+    context = inlines.RenderContext(resolve=lambda href, line: f"to/{href}")
     return re.sub(r"\s+", " ", prose.render(tokens, context=context))
 
 
@@ -175,7 +175,7 @@ def test_a_block_of_rest(name: str) -> None:
     text, shown = BLOCKS[name]
     tokens, complaints = parsed(text)
     assert bool(complaints) == (name in _TOLD), complaints
-    context = prose.RenderContext(resolve=lambda href, line: f"to/{href}")
+    context = inlines.RenderContext(resolve=lambda href, line: f"to/{href}")
     assert shown in re.sub(
         r"\s+", " ", re.sub(r"</?span[^>]*>(?!&gt;|int|str)", "", "") + prose.render(tokens, context=context)
     )
@@ -343,7 +343,7 @@ def test_the_configuration_says_what_a_docstring_is_in(dialect: str, kinds: set[
     ],
 )
 def test_a_guess_goes_by_the_marks_of_a_text_and_then_by_its_file(text: str, said: str) -> None:
-    assert guess.markup(text, otherwise="rest") == said
+    assert sections.markup(text, otherwise="rest") == said
 
 
 MARKDOWN = """# Title
@@ -450,7 +450,7 @@ summary: >
     ],
 )
 def test_front_matter_gives_a_title_where_the_text_has_none(text: str, printed: str) -> None:
-    assert front_matter.titled(text) == printed
+    assert reader.titled(text) == printed
 
 
 LINES = st.sampled_from(
@@ -497,7 +497,7 @@ def _words(text: str) -> set[str]:
 )
 def test_no_text_stops_the_press_and_no_word_is_lost(text: str, dialect: str) -> None:
     tokens, _ = parsed(text, dialect)
-    context = prose.RenderContext(resolve=lambda href, line: f"to/{href}", strict=False)
+    context = inlines.RenderContext(resolve=lambda href, line: f"to/{href}", strict=False)
     shown = prose.render(tokens, context=context)
     # These say what a block is, and the press has a word for it in each language.
     assert _words(text) - {"note", "http", "title", "param", "parameters", "args", "returns"} <= _words(shown)

@@ -11,10 +11,10 @@ from pygments.lexer import RegexLexer, bygroups
 from pygments.lexers.python import PythonLexer
 from pygments.token import Keyword, Name, Text
 
-from sidelit.text import lexing
+from sidelit.text import code
 
 ROOT = Path(__file__).parent.parent.parent.parent
-JOINED = lexing.joined(PythonLexer)
+JOINED = code.joined(PythonLexer)
 KEPT = {"stripnl": False, "ensurenl": False}
 PIECES = st.sampled_from(
     [
@@ -74,7 +74,7 @@ def test_a_lexer_that_refers_to_its_groups_is_left_as_it_is() -> None:
     class Doubled(RegexLexer):
         tokens = {"root": [(r"(\w)\1", Name), (r".|\n", Text)]}  # noqa: RUF012
 
-    assert lexing.joined(Doubled) is Doubled
+    assert code.joined(Doubled) is Doubled
 
 
 def test_flags_groups_and_states_are_those_of_each_rule() -> None:
@@ -90,6 +90,6 @@ def test_flags_groups_and_states_are_those_of_each_rule() -> None:
         }
 
     text = "LET x let (y (let) LET !!a!?? end let !??? end\n LETZ let\nend"
-    joined = lexing.joined(Small)
+    joined = code.joined(Small)
     assert joined is not Small
     assert list(joined().get_tokens(text)) == list(Small().get_tokens(text))

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidelit.assets import templates_folder
 from sidelit.errors import SidelitError
+from sidelit.files.assets import templates_folder
 from sidelit.text import math
 from sidelit.text.math import Typesetter
 

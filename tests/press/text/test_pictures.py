@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sidelit.text.pictures import size
+from sidelit.site.pictures import size
 
 PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x01\x40\x00\x00\x00\xf0"
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from markdown_it.utils import read_fixture_file
 
 from sidelit.errors import SidelitError
-from sidelit.text import markup, prose
+from sidelit.text import inlines, markup, prose
+from sidelit.text.inlines import Slots
 from sidelit.text.math import Typesetter
-from sidelit.text.sanitizer import Slots
 
 DATA = Path(__file__).parents[1] / "data" / "markup"
 VOID = {"br", "hr", "img"}
@@ -58,7 +58,7 @@ def resolve(target: str, line: int) -> str:
 def html(text: str, **settings: object) -> str:
     values = {"resolve": resolve, "math": Bare(), **settings}
     tokens = markup.parse(text, path="page.md", first_line=10)
-    return prose.render(tokens, context=prose.RenderContext(**values))
+    return prose.render(tokens, context=inlines.RenderContext(**values))
 
 
 def cases(name: str) -> list[object]:
@@ -124,7 +124,7 @@ def test_without_a_typesetter_formulas_are_shown_as_typed() -> None:
 def test_headings_are_lowered_and_keep_the_ids_of_the_english() -> None:
     tokens = list(markup.parse("# The layer\n\n## The layer\n\n## 層\n"))
     tokens[1] = markup.reinline(tokens[1], "層")
-    context = prose.RenderContext(resolve=resolve, heading_offset=1, heading_ids=True)
+    context = inlines.RenderContext(resolve=resolve, heading_offset=1, heading_ids=True)
     assert prose.render(tokens, context=context) == (
         '<h2 id="the-layer">層</h2>\n<h3 id="the-layer-2">The layer</h3>\n<h3 id="section">層</h3>\n'
     )
@@ -143,7 +143,7 @@ def test_marks_of_an_untranslated_block_survive() -> None:
         token.copy(attrs={**token.attrs, **marks}) if token.type in ("paragraph_open", "td_open") else token
         for token in markup.parse("a\n\n- tight\n\n|h|\n|:-:|\n|b|\n\n:param x: y\n")
     ]
-    shown = prose.render(tokens, context=prose.RenderContext(resolve=resolve))
+    shown = prose.render(tokens, context=inlines.RenderContext(resolve=resolve))
     assert attributes_of(shown, "a") == attributes_of(shown, "tight") == attributes_of(shown, "y") == marks
     assert attributes_of(shown, "b") == {**marks, "class": "untranslated center"}
 
@@ -169,7 +169,7 @@ def test_an_error_in_a_translation_names_the_catalogue() -> None:
     token = markup.parse("Fine [link](a.py).", path="page.md", first_line=10)[1]
     wrong = markup.reinline(token, "だめな[リンク](missing.py)。", path="ja/page.po", line=77)
     with pytest.raises(SidelitError, match=r"^ja/page\.po:77: missing\.py does not exist; correct the link$"):
-        prose.render_inline(wrong, context=prose.RenderContext(resolve=resolve))
+        prose.render_inline(wrong, context=inlines.RenderContext(resolve=resolve))
 
 
 def test_footnotes_of_a_translation_lead_back_as_often_as_it_refers() -> None:
@@ -177,7 +177,7 @@ def test_footnotes_of_a_translation_lead_back_as_often_as_it_refers() -> None:
         markup.reinline(token, "一度[^a]、二度[^a]。") if token.content.startswith("Once") else token
         for token in markup.parse("Once[^a].\n\n[^a]: Note.\n")
     ]
-    shown = prose.render(tokens, context=prose.RenderContext(resolve=resolve, section="f"))
+    shown = prose.render(tokens, context=inlines.RenderContext(resolve=resolve, section="f"))
     assert shown.count('href="#f:note-1"') == 2
     assert [f'href="#f:ref-1-{n}"' in shown for n in (1, 2, 3)] == [True, True, False]
 
@@ -263,5 +263,5 @@ def test_any_text_is_printed_when_mistakes_are_allowed(text: str) -> None:
 def test_a_translation_that_says_the_same_looks_the_same(text: str) -> None:
     tokens = markup.parse(text, path="page.md", first_line=10)
     copies = [markup.reinline(token, token.content) if token.type == "inline" else token for token in tokens]
-    context = prose.RenderContext(resolve=lambda target, line: "x", strict=False)
+    context = inlines.RenderContext(resolve=lambda target, line: "x", strict=False)
     assert prose.render(copies, context=context) == prose.render(tokens, context=context)

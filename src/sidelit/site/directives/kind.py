@@ -16,13 +16,12 @@ from typing import Protocol
 from markdown_it.token import Token
 from markupsafe import Markup
 
-from sidelit.config import Config
-from sidelit.interactive.words import Script
+from sidelit.config.config import Config
+from sidelit.figures.interactive import Script
 from sidelit.labs.outputs import Run
 from sidelit.site.content import Piece, Text
-from sidelit.site.link_views import NavGroup
 from sidelit.site.links import Index
-from sidelit.site.views import Edition, SectionView
+from sidelit.site.model import Edition, NavGroup, SectionView
 from sidelit.text.directives import Directive
 
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 from markupsafe import Markup
 
-from sidelit.config import Lab, Lesson
+from sidelit.config.prose import Lab, Lesson
 from sidelit.errors import SidelitError
 from sidelit.site.content import Text
-from sidelit.site.directives import cell, contents, editions, figure, front, section, sliders, stepper, words
+from sidelit.site.directives import layout, section, stepper
 from sidelit.site.directives.kind import Book, Kind, Place, nearest
 from sidelit.text import directives
 from sidelit.text.directives import Directive
@@ -21,23 +21,23 @@ KINDS = {
     kind.name: kind
     for kind in (
         section.SECTION,
-        figure.FIGURE,
+        layout.FIGURE,
         stepper.STEPPER,
         stepper.MOMENT,
-        sliders.SLIDERS,
-        words.QUESTION,
-        words.TRY,
-        words.LAB,
-        words.HINT,
-        cell.CELL,
-        front.OPENING,
-        front.DOORS,
-        front.COLUMNS,
-        front.NUMBERS,
-        editions.EDITIONS,
-        contents.LESSONS,
-        contents.PARTS,
-        contents.LABS,
+        stepper.SLIDERS,
+        layout.QUESTION,
+        layout.TRY,
+        layout.LAB,
+        layout.HINT,
+        section.CELL,
+        layout.OPENING,
+        layout.DOORS,
+        layout.COLUMNS,
+        layout.NUMBERS,
+        section.EDITIONS,
+        layout.LESSONS,
+        layout.PARTS,
+        layout.LABS,
     )
 }
 # A lab is a notebook, too, and what a page alone can draw would be missing there.

@@ -1,16 +1,6 @@
-"""# A section of a chapter
+"""# Directives that show code
 
-> A lesson names a section, and the page shows it as it is today: its words beside its code.
-
-    ::: section src:zero/unit.py#Unit.gather from="if self.state" to="return"
-    Words of the lesson's own.
-    :::
-
-With `from` and `to` only those lines are shown, and each of the two texts is found in exactly one line of
-the section's code, so that a change of the code cannot quietly change what a lesson shows. Words in between
-replace the commentary. Nothing is copied: a section that went, was renamed or became depth fails the build.
-A renamed one is not followed, although a link would be, since what the lesson says about it has to be read
-again.
+> A section of a chapter in a lesson, in one or all languages, and a cell of a lab with its output.
 """
 
 from __future__ import annotations
@@ -19,12 +9,32 @@ import html
 import re
 from dataclasses import dataclass, replace
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
+from sidelit.errors import SidelitError
+from sidelit.labs import cells, outputs
+from sidelit.labs.cells import Cell
+from sidelit.labs.outputs import Output
 from sidelit.site.content import Piece, Text
 from sidelit.site.directives.kind import Book, Kind, Place, nearest
 from sidelit.site.links import Target
+from sidelit.text.code import coloured
 from sidelit.text.directives import Directive
+
+# ## A section of a chapter
+#
+# > A lesson names a section, and the page shows it as it is today: its words beside its code.
+#
+#     ::: section src:zero/unit.py#Unit.gather from="if self.state" to="return"
+#     Words of the lesson's own.
+#     :::
+#
+# With `from` and `to` only those lines are shown, and each of the two texts is found in exactly one line of
+# the section's code, so that a change of the code cannot quietly change what a lesson shows. Words in between
+# replace the commentary. Nothing is copied: a section that went, was renamed or became depth fails the build.
+# A renamed one is not followed, although a link would be, since what the lesson says about it has to be read
+# again.
+
 
 OPTIONS = ("from", "to")
 
@@ -122,7 +132,7 @@ def _plain(piece: Piece) -> list[str]:
     return [html.unescape(re.sub(r"<[^>]*>", "", code)) for _, code in piece.lines]
 
 
-def _html(given: Directive, place: Place) -> Markup:
+def _section_html(given: Directive, place: Place) -> Markup:
     taken = take(given, place.book)
     view = place.section(taken.text, taken.piece)
     shown = replace(view, lines=view.lines[taken.start : taken.stop])
@@ -133,4 +143,85 @@ def _html(given: Directive, place: Place) -> Markup:
     return place.fragment("section.html", section=shown, home=home, page=page, source=taken.text.item.source)
 
 
-SECTION = Kind("section", take, _html)
+SECTION = Kind("section", take, _section_html)
+
+
+# ## A section in every language
+#
+# > One section of a chapter as its own page prints it, and a choice of the language of its words.
+#
+#     ::: editions src:zero/unit.py#Unit.gather
+#     :::
+#
+# The code is the same in all languages, so it stands there once. The choice is a group of radio buttons,
+# which need no script.
+
+
+def _check_editions(given: Directive, book: Book) -> None:
+    for key in given.options:
+        raise given.error(f"`editions` has no option `{key}`")
+    if given.body:
+        raise given.error("`editions` takes no words", hint="write them below its `:::`")
+    take(given, book)
+
+
+def _editions_html(given: Directive, place: Place) -> Markup:
+    taken = take(given, place.book)
+    return place.fragment(
+        "editions.html",
+        editions=place.editions(taken.text, taken.piece),
+        home=place.address(taken.text.item.output, taken.piece.id),
+        page=place.address(taken.text.item.output, ""),
+        source=taken.text.item.source,
+    )
+
+
+EDITIONS = Kind("editions", _check_editions, _editions_html, everywhere=True)
+
+
+# ## A cell of a lab
+#
+# > The code as a student gets it, what it printed when it was recorded, and the solution, folded.
+#
+# Nobody writes this directive: the press makes one of each cell of code.
+
+
+def _check_cell(given: Directive, book: Book) -> None:
+    if not given.body or "cell" not in given.body[0].meta:
+        raise given.error("a cell is written as `# %%`, in a lab", hint="write the code in a fence")
+
+
+def _cell_html(given: Directive, place: Place) -> Markup:
+    cell: Cell = given.body[0].meta["cell"]
+    run = place.run()
+    return place.fragment(
+        "cell.html",
+        cell=cell,
+        code=_coloured(cells.student(cell.text)),
+        solution=_coloured(cells.solution(cell.text)) if cell.exercise else "",
+        outputs=[
+            _shown(each, number, given, place) for number, each in enumerate(run.outputs.get(cell.name, ()))
+        ],
+        output_lang=place.other_language(run.lang),
+    )
+
+
+def _coloured(code: str) -> Markup:
+    return Markup(coloured(code, "python"))
+
+
+def _shown(output: Output, number: int, given: Directive, place: Place) -> Markup:
+    if output.kind == "text":
+        return Markup('<pre class="printed">{}</pre>').format(escape(output.content))
+    try:
+        svg = outputs.inline(output.content, f"{given.argument}-{number}", place.colours())
+    except ValueError as error:
+        raise SidelitError(
+            str(error), path=given.path, line=given.line, hint="record the lab again"
+        ) from None
+    about = Markup('<svg role="img" aria-label="{}"').format(outputs.words(output.content))
+    svg = about + Markup(svg.removeprefix("<svg"))
+    return place.fragment("plot.html", svg=svg)
+
+
+CELL = Kind(cells.CELL, _check_cell, _cell_html)

@@ -1,28 +1,113 @@
-"""# A stepper
+"""# Directives that move
 
-> A recorded run that a reader can step through: its sentences, the lines it ran and what was stored.
-
-Without scripts it is a strip of all scenes, one below the other, and so it is on paper.
+> A stepper walks through a recorded run, and sliders through a table of answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import html
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from sidelit.figures import quantities
-from sidelit.interactive import stepper
-from sidelit.interactive.replay import Payload, Run
-from sidelit.interactive.stepper import Stepper
+from sidelit.figures import interactive, words
+from sidelit.figures.interactive import Event, Payload, Row, Run, Stepper
 from sidelit.site.content import Text
-from sidelit.site.directives.excerpts import Excerpts
 from sidelit.site.directives.kind import Book, Kind, Place, nearest, plain
-from sidelit.site.lines import CodeLine
-from sidelit.site.link_views import Link
+from sidelit.site.model import CodeLine, Link, code_line
 from sidelit.text import directives
 from sidelit.text.directives import Directive
+
+# ## Lines around a line
+#
+# > A recording names a line of a chapter by its definition and its text; here it is found as it is today.
+#
+# The number of a line changes with every comment above it, so a recording has none. A line that is not there
+# any more, or is there twice, fails the build: then the run has to be recorded again.
+
+
+MOST = 14
+AROUND = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A line of a chapter: what it belongs to, its number, its coloured code and what stands around it."""
+
+    text: Text
+    definition: str
+    number: int
+    code: CodeLine
+    excerpt: tuple[CodeLine, ...]
+
+
+class Excerpts:
+    """The lines that the events of a run stand at; near events show the same lines.
+
+    Raises `SidelitError` at the directive if a line is not found.
+    """
+
+    def __init__(self, given: Directive, book: Book, events: Iterable[Event]) -> None:
+        self.given, self.book = given, book
+        found = [(event, *self._found(event)) for event in events]
+        seen: dict[str, set[int]] = {}
+        for event, _, _, at in found:
+            seen.setdefault(_key(event), set()).add(at)
+        self.places = tuple(
+            Spot(
+                text,
+                event.definition,
+                lines[at].n,
+                lines[at],
+                lines[slice(*_window(len(lines), at, seen[_key(event)]))],
+            )
+            for event, text, lines, at in found
+        )
+
+    def _found(self, event: Event) -> tuple[Text, tuple[CodeLine, ...], int]:
+        """The chapter, all lines of the definition, and which of them it is."""
+        sources = [f"{self.book.index.source_root}/{event.path}", event.path]
+        text = next((self.book.texts[source] for source in sources if source in self.book.texts), None)
+        if text is None:
+            what = f"the recording names {event.path}, which is no chapter"
+            raise self.given.error(what, hint=nearest(sources[0], self.book.texts))
+        pieces = [piece for piece in text.pieces if piece.qualname == event.definition and piece.fold is None]
+        # A reader of these lines moves through the run, not through the code: so they have no links.
+        lines = tuple(code_line(number, html) for piece in pieces for number, html in piece.lines)
+        at = [place for place, line in enumerate(lines) if _plain(line.html).strip() == event.line]
+        if len(at) == 1:
+            return text, lines, at[0]
+        what = f"the recording names the line {event.line!r} of {event.path}#{event.definition}"
+        why = f"which is there {len(at)} times" if at else "which is not there, or in depth"
+        raise self.given.error(f"{what}, {why}", hint="record the run again")
+
+
+def _key(event: Event) -> str:
+    return f"{event.path}#{event.definition}"
+
+
+def _plain(code: str) -> str:
+    return html.unescape(re.sub(r"<[^>]*>", "", code))
+
+
+def _window(count: int, at: int, seen: set[int]) -> tuple[int, int]:
+    """Which of `count` lines to show around one, so that the lines of other events near it are there too."""
+    if count <= MOST:
+        return 0, count
+    first = min(place for place in seen if at - AROUND < place <= at)
+    last = max(place for place in seen if place < first + AROUND)
+    start = max(0, min(first - (AROUND - (last - first)) // 2, count - AROUND))
+    return start, start + AROUND
+
+
+# ## A stepper
+#
+# > A recorded run that a reader can step through: its sentences, the lines it ran and what was stored.
+#
+# Without scripts it is a strip of all scenes, one below the other, and so it is on paper.
+
 
 HEIGHT = 100
 
@@ -83,18 +168,18 @@ class Scene:
     excerpts: tuple[Excerpt, ...]
 
 
-def _check(given: Directive, book: Book) -> Stepper:
+def _check_stepper(given: Directive, book: Book) -> Stepper:
     plain(given, argument=True, body=False)
-    known = stepper.names(book.config)
+    known = interactive.stepper_names(book.config)
     if given.argument not in known:
         raise given.error(f"there is no stepper {given.argument!r}", hint=nearest(given.argument, known))
-    made = stepper.read(book.config, given.argument)
+    made = interactive.read_stepper(book.config, given.argument)
     Excerpts(given, book, made.run.events)
     return made
 
 
-def _html(given: Directive, place: Place) -> Markup:
-    made = stepper.read(place.book.config, given.argument)
+def _stepper_html(given: Directive, place: Place) -> Markup:
+    made = interactive.read_stepper(place.book.config, given.argument)
     place.needs("stepper")
     run, script = made.run, made.script
 
@@ -119,7 +204,7 @@ def _html(given: Directive, place: Place) -> Markup:
         ],
         curves=[_curve(run, rank) for rank in range(run.ranks)],
         recordings=[run.recording, *(twin.recording for twin in made.twins.values())],
-        size=quantities.size,
+        size=words.size,
         height=HEIGHT,
     )
 
@@ -161,7 +246,7 @@ def _moment(made: Stepper, place: Place, number: int, url: str, code: CodeLine, 
         states=tuple(made.states.index(state) for state in event.states),
         stacks=event.nbytes,
         payload=event.payload,
-        size=quantities.size(event.payload.nbytes) if event.payload else "",
+        size=words.size(event.payload.nbytes) if event.payload else "",
         notes=tuple(_notes(made, place, number)),
         removed=tuple(name for name, twin in made.twins.items() if twin.events[number].removed),
     )
@@ -197,17 +282,17 @@ def _check_moment(given: Directive, book: Book) -> None:
     """The scene of a stepper that may stand on the same page: `::: moment NAME SCENE`."""
     plain(given, argument=True, body=False)
     name, _, scene = given.argument.partition(" ")
-    known = stepper.names(book.config)
+    known = interactive.stepper_names(book.config)
     if name not in known:
         raise given.error(f"there is no stepper {name!r}", hint=nearest(name, known))
-    scenes = [known for known, _ in stepper.read(book.config, name).run.scenes]
+    scenes = [known for known, _ in interactive.read_stepper(book.config, name).run.scenes]
     if scene not in scenes:
         raise given.error(f"the stepper {name!r} has no scene {scene!r}", hint=nearest(scene, scenes))
 
 
 def _moment_html(given: Directive, place: Place) -> Markup:
     name, _, scene = given.argument.partition(" ")
-    made = stepper.read(place.book.config, name)
+    made = interactive.read_stepper(place.book.config, name)
     place.needs("stepper")
     number = [known for known, _ in made.run.scenes].index(scene)
     last = made.run.scene(number)[-1]
@@ -223,7 +308,7 @@ def _moment_html(given: Directive, place: Place) -> Markup:
         units=made.run.units,
         ranks=made.run.ranks,
         most=made.run.most,
-        size=quantities.size,
+        size=words.size,
     )
 
 
@@ -237,5 +322,46 @@ def _page_of(name: str, book: Book) -> Text | None:
     return None
 
 
-STEPPER = Kind("stepper", _check, _html)
+STEPPER = Kind("stepper", _check_stepper, _stepper_html)
 MOMENT = Kind("moment", _check_moment, _moment_html, everywhere=True)
+
+
+# ## Sliders
+#
+# > A table of answers, one of which is shown; a script adds what chooses another one.
+
+
+def _check_sliders(given: Directive, book: Book) -> None:
+    plain(given, argument=True, body=False)
+    known = interactive.slider_names(book.config)
+    if given.argument not in known:
+        raise given.error(f"there are no sliders {given.argument!r}", hint=nearest(given.argument, known))
+    interactive.read_sliders(book.config, given.argument)
+
+
+def _sliders_html(given: Directive, place: Place) -> Markup:
+    made = interactive.read_sliders(place.book.config, given.argument)
+    place.needs("sliders")
+
+    def said(context: str) -> Markup:
+        return place.said(made.script, context, {})
+
+    return place.fragment(
+        "sliders.html",
+        name=made.name,
+        title=said("title"),
+        caption=said("caption"),
+        axes=[(said(f"axes/{axis.name}"), axis) for axis in made.axes],
+        rows=[(said(f"rows/{name}"), row) for name, row in zip(made.rows, made.start, strict=True)],
+        parts=[said(f"parts/{part}") for part in made.parts],
+        points=";".join("|".join(map(_packed, point)) for point in made.points),
+        recording=made.recording,
+    )
+
+
+def _packed(row: Row) -> str:
+    """A row as the script reads it; what is written holds none of its signs."""
+    return " ".join([row.text, *(f"{width:g}" for width in row.widths)])
+
+
+SLIDERS = Kind("sliders", _check_sliders, _sliders_html, everywhere=True)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sidelit import assets
+from sidelit.files import assets
 from sidelit.site.search.index import folder
 
 _DOOR = """
@@ -47,7 +47,7 @@ class Index:
         import quickjs
 
         self._engine = quickjs.Context()
-        script = assets.content(assets.templates_folder() / "assets" / "search-rank.js").decode()
+        script = assets.read_asset(assets.templates_folder() / "assets" / "search-rank.js").decode()
         self._engine.eval(script + _DOOR)
         self._loaded: set[str] = set()
         self._load("core.js")

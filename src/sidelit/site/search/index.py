@@ -25,15 +25,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import IO
 
-from sidelit import digests
-from sidelit.config import Config
-from sidelit.glossary import Glossary
+from sidelit.cache import store
+from sidelit.config.config import Config
+from sidelit.config.glossary import Glossary
 from sidelit.site.edition import Edition, Page
-from sidelit.site.list_views import Work
+from sidelit.site.listing import Use
+from sidelit.site.model import Work
 from sidelit.site.search import places, postings
 from sidelit.site.search.places import Place
 from sidelit.site.search.terms import UNSPACED
-from sidelit.site.uses import Use
 
 # How much of the index one file of words holds, in characters.
 _SHARD = 24_000
@@ -114,7 +114,7 @@ class _Writing:
         # The places of a page are needed once more when the lengths of all are known.
         self._aside = aside
         self._found: dict[str, int] = {}
-        self._tables = digests.digest(made_of.glossary, made_of.works)
+        self._tables = store.digest(made_of.glossary, made_of.works)
         # Parts of an older index, which a browser may still keep, must not be mixed with these.
         self._version = hashlib.sha256()
 
@@ -171,7 +171,7 @@ class _Writing:
         rows = []
         for page, inside in zip(self._edition.pages.values(), lengths, strict=True):
             more = originals.get(page.text.item.output, {})
-            others = self._tables, digests.digest(more, usual)
+            others = self._tables, store.digest(more, usual)
             rows.append(_Row(page, partial(self._postings, page, more, usual), others, len(inside)))
         for start in range(0, len(rows), _STRETCH):
             stretch = rows[start : start + _STRETCH]

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 from markdown_it.token import Token
 
-from sidelit.glossary import Glossary
-from sidelit.records import quick
+from sidelit.cache.records import quick
+from sidelit.config.glossary import Glossary
 from sidelit.site import listing
 from sidelit.site.content import Piece
 from sidelit.site.edition import Page, Words
-from sidelit.site.list_views import Work
+from sidelit.site.model import Work
 from sidelit.text import markup
 
 # What a place is: its name is compared with a query accordingly.

@@ -1,1 +1,0 @@
-"""The whole site as one PDF in each of its languages."""

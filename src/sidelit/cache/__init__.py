@@ -1,0 +1,1 @@
+"""Work of earlier builds, and what is kept out of memory."""

@@ -1,0 +1,321 @@
+"""# A first configuration
+
+> A repository is looked at, and a site of all its modules is written down in a few lines.
+
+`sidelit init` finds the packages below `src/` or at the top of a folder, and makes of each one part a folder:
+what lies in the package itself comes first, then its subfolders. It asks nothing and runs nothing, and a file
+that is there already is never written over.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from markdown_it.token import Token
+
+from sidelit.config import languages
+from sidelit.config.toml import read_toml
+from sidelit.errors import SidelitError
+from sidelit.source import source
+from sidelit.text import markup
+
+# Folders that hold no modules of the project's own, whatever lies in them.
+_PASSED_OVER = {
+    *("build", "dist", "docs", "doc", "env", "examples", "node_modules", "site", "site-packages", "target"),
+    *("test", "testing", "tests", "venv", "benchmarks", "scripts", "tools"),
+}
+_TOOLS = {"fabfile.py", "noxfile.py", "setup.py", "tasks.py", "versioneer.py"}
+# What pytest reads lies among the modules that it tests.
+_OF_TESTS = "conftest.py"
+CONFIGURATION, HOME, MKDOCS = "site/sidelit.toml", "site/pages/index.md", "mkdocs.yml"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Chapters under one heading: a folder of the project, and the patterns of its files."""
+
+    label: str
+    folder: str
+    patterns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a repository is made of, as far as its files tell."""
+
+    title: str
+    tagline: str
+    language: str
+    root: str
+    """The folder that imports start from."""
+    parts: tuple[Part, ...]
+    files: int
+    left_out: tuple[str, ...]
+    """The sources that are no Python, and so can have no page."""
+
+
+def init(folder: Path, *, codes: Sequence[str] = (), mkdocs: bool = False) -> tuple[Found, tuple[Path, ...]]:
+    """Write a configuration for the project in `folder`; returns what was found and the files written.
+
+    :param codes: the languages of the site, the first one that of the sources; guessed if there are none.
+    :param mkdocs: whether mkdocs is to build the site as well.
+
+    Raises `SidelitError` if one of the files is there already, if there is nothing to print, and if the
+    project's own mkdocs empties the folder of these files.
+    """
+    if not folder.is_dir():
+        raise SidelitError("there is no such folder", path=folder)
+    languages.refuse(codes)
+    _refuse_emptied(folder)
+    found = look(folder)
+    spoken = tuple(codes) or (found.language,)
+    files = {CONFIGURATION: _configuration(found, spoken), HOME: _home(found)}
+    if mkdocs:
+        files[MKDOCS] = _mkdocs(found)
+    for code in spoken:
+        if code not in languages.known():
+            files[f"site/{languages.FOLDER}/{code}.toml"] = languages.beginning(code)
+    for name in files:
+        if (folder / name).exists():
+            raise SidelitError(
+                "this file is there already", path=name, hint="remove it, or change it by hand"
+            )
+    return found, tuple(_write(folder, files))
+
+
+def _refuse_emptied(folder: Path) -> None:
+    """Refuse a project whose documentation is built into `site/`: mkdocs deletes what it finds there."""
+    for name in (MKDOCS, "mkdocs.yaml"):
+        path = folder / name
+        if not path.is_file():
+            continue
+        text = path.read_text("utf-8", "replace").removeprefix("\ufeff").replace("\0", "")
+        given = re.search(r"(?m)^site_dir *: *[\"']?([^\"'#\n]+)", text)
+        said = given[1].strip() if given else ""
+        # What stands in the environment of each machine may be missing there: then it is `site`, too.
+        output = (folder / ("site" if said in ("", "null", "~") or said.startswith("!") else said)).resolve()
+        if any((folder / name).resolve().is_relative_to(output) for name in (CONFIGURATION, HOME)):
+            what = "mkdocs deletes what lies in site/, where sidelit keeps its own files"
+            hint = "add the line `site_dir: build/docs` to it, or name another folder, and call init again"
+            raise SidelitError(what, path=name, hint=hint)
+
+
+def _write(folder: Path, files: Mapping[str, str]) -> Iterator[Path]:
+    """Write them all; where the disk refuses one, the others do not stay behind."""
+    written: list[Path] = []
+    try:
+        for name, text in files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("x", encoding="utf-8", newline="\n") as file:
+                written.append(path)
+                file.write(text)
+    except OSError:
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise
+    yield from written
+
+
+def look(folder: Path) -> Found:
+    """See what a repository is made of.
+
+    Raises `SidelitError` if there is no Python in it.
+    """
+    root = "src" if any(_modules(folder / "src")) else ""
+    base = folder / root if root else folder
+    packages = [each for each in _folders(base) if any(_modules(each))]
+    inside = [part for package in packages for part in _package(package, base, root)]
+    loose = [path.name for path in _python(base) if path.name not in _TOOLS]
+    title = _title(folder)
+    parts = ([Part(title, root or ".", tuple(map(glob.escape, loose)))] if loose else []) + inside
+    paths = [path for path in _modules(base) if path.parent != base or path.name in loose]
+    if not paths:
+        raise SidelitError(
+            "there is no Python in this folder or in a package of it", path=folder, hint="name another folder"
+        )
+    bad, words = [], []
+    for path in paths:
+        try:
+            document = source.read(path, shown=path.relative_to(folder).as_posix())
+            words += [section.commentary for section in document.sections]
+        except SidelitError as error:
+            bad.append(str(error.path))
+    return Found(title, _tagline(folder), _language(words), root, tuple(parts), len(paths), tuple(bad))
+
+
+def _package(package: Path, base: Path, root: str) -> Iterator[Part]:
+    """One part for what lies in a package itself, and one for each of its subfolders, whole."""
+    for folder, pattern in ((package, "*.py"), *((each, "**/*.py") for each in _folders(package))):
+        if any(_is_kept(path.relative_to(folder)) for path in folder.glob(pattern)):
+            place = folder.relative_to(base).as_posix()
+            without = (
+                [f"!{glob.escape(path)}/**/*.py" for path in _passed_over(folder)]
+                if pattern != "*.py"
+                else []
+            )
+            found = folder.glob(pattern.replace("*.py", _OF_TESTS))
+            without += sorted(f"!{_escaped(path, folder)}" for path in found)
+            yield Part(place.replace("/", "."), f"{root}/{place}" if root else place, (pattern, *without))
+
+
+def _escaped(path: Path, folder: str | Path) -> str:
+    """A pattern that matches this file alone, below a folder."""
+    return glob.escape(path.relative_to(folder).as_posix())
+
+
+def _is_kept(inside: Path) -> bool:
+    """Whether a source becomes a page; `inside` is its path below the folder of its part."""
+    return inside.name != _OF_TESTS and not _PASSED_OVER.intersection(inside.parent.parts)
+
+
+def _passed_over(folder: Path) -> Iterator[str]:
+    """The folders below this one that hold no modules of their own, though they hold Python."""
+    for path in sorted(each for each in folder.rglob("*") if each.is_dir()):
+        inside = path.relative_to(folder)
+        if path.name in _PASSED_OVER and any(path.rglob("*.py")):
+            yield inside.as_posix()
+
+
+def _folders(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    inside = (path for path in sorted(folder.iterdir()) if path.is_dir() and not path.is_symlink())
+    return [path for path in inside if path.name not in _PASSED_OVER and path.name.isidentifier()]
+
+
+def _python(folder: Path) -> list[Path]:
+    found = (path for path in sorted(folder.glob("*.py")) if path.name != _OF_TESTS)
+    return [path for path in found if path.is_file() and not path.is_symlink()]
+
+
+def _modules(folder: Path) -> Iterator[Path]:
+    """Every source of a folder, those of a folder before those of its subfolders."""
+    yield from _python(folder) if folder.is_dir() else ()
+    for each in _folders(folder):
+        yield from _modules(each)
+
+
+def _project(folder: Path) -> dict[str, Any]:
+    path = folder / "pyproject.toml"
+    said = read_toml(path, path.name).get("project", {}) if path.is_file() else {}
+    return said if isinstance(said, dict) else {}
+
+
+def _tagline(folder: Path) -> str:
+    """What a project says of itself in one sentence: in its configuration, else where its README begins.
+
+    Without it a home page would have no words, and no description for those who find it elsewhere.
+    """
+    if said := _project(folder).get("description"):
+        return str(said)
+    tokens = _readme(folder)
+    paragraphs = (after for before, after in pairwise(tokens) if before.type == "paragraph_open")
+    # A row of badges is no sentence, and what is written in HTML is shown as it was typed.
+    spoken = (
+        each
+        for each in paragraphs
+        if all(child.type != "image" for child in each.children or ()) and not each.content.startswith("<")
+    )
+    first = " ".join(markup.plain(next(spoken, ())).split())
+    sentence = re.match(r".{12,}?[.!?。！？](?=\s|$|[^\x00-\x7f])", first)
+    return sentence[0] if sentence else first
+
+
+def _title(folder: Path) -> str:
+    """The first heading of the README, if it is words alone; else the distribution's name, or the folder's.
+
+    A later heading is the title of a part, such as "Installation".
+    """
+    headings = (each for each in pairwise(_readme(folder)) if each[0].type == "heading_open")
+    opening, inline = next((each for each in headings if each[0].level == 0), (None, None))
+    if opening and inline and opening.tag == "h1" and re.fullmatch(r"[^<\[!`]+", inline.content):
+        return markup.plain(inline)
+    return str(_project(folder).get("name") or folder.resolve().name)
+
+
+def _readme(folder: Path) -> Sequence[Token]:
+    """The README, however its name is written; nothing if there is none, or it cannot be read."""
+    named = [path for path in folder.iterdir() if path.name.lower() in ("readme.md", "readme")]
+    found = max((path for path in named if path.is_file()), key=lambda path: path.suffix != "", default=None)
+    try:
+        return markup.parse(found.read_text("utf-8", "replace").removeprefix("\ufeff")) if found else ()
+    except (OSError, SidelitError):
+        return ()
+
+
+def _language(words: Sequence[str]) -> str:
+    """What the commentary is written in, as far as letters tell: kana are Japanese, ideographs Chinese.
+
+    Commentary in Chinese is full of English names, and one character says about as much as a word.
+    """
+    text = "".join(words)
+    kana = len(re.findall("[\u3041-\u30ff]", text))
+    ideographs = len(re.findall("[\u4e00-\u9fff]", text))
+    if kana + ideographs <= len(re.findall("[A-Za-z_]+", text)):
+        return "en"
+    return "ja" if kana * 10 > ideographs else "zh"
+
+
+def _quoted(text: str) -> str:
+    """A string of TOML."""
+    plain = "".join(char if char.isprintable() else " " for char in text)
+    return '"' + plain.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _configuration(found: Found, spoken: Sequence[str]) -> str:
+    lines = [
+        "# The site that `sidelit build` writes into build/site/. Paths start at the folder above this one.",
+        f"title = {_quoted(found.title)}",
+        *([f"tagline = {_quoted(' '.join(found.tagline.split()))}"] if found.tagline else []),
+        "# The first language is that of the sources; `sidelit sync` writes catalogues for the others.",
+        f"languages = [{', '.join(map(_quoted, spoken))}]",
+        f"source_root = {_quoted(found.root)}",
+        "# How docstrings are written is guessed, one by one: Markdown, reST, Google's style or NumPy's.",
+        'dialect = "auto"',
+        "# What is wrong with a formula or a link is told and printed as it was typed. Remove this line when",
+        "# all of it is mended: then a mistake stops the build.",
+        "keep_going = true",
+        "",
+        "[[front]]",
+        'source = "index.md"',
+    ]
+    if found.left_out:
+        lines += ["", "# No page for these files, which this version of Python cannot read:"]
+        lines += [f"# {name}" for name in found.left_out]
+    for part in found.parts:
+        bad = [Path(name) for name in found.left_out if Path(name).is_relative_to(part.folder)]
+        absent = [f"!{_escaped(path, part.folder)}" for path in bad]
+        patterns = ", ".join(map(_quoted, (*part.patterns, *absent)))
+        lines += ["", "[[parts]]", f"label = {_quoted(part.label)}", f"folder = {_quoted(part.folder)}"]
+        lines += [f"chapters = [{patterns}]"]
+    lines += [
+        "",
+        "# `sidelit lint` also finds what makes pages hard to read. Here you say how strict it is:",
+        "# [lint]",
+        "# lines = 25    # of code without a word beside it",
+        "# words = 40    # in a sentence",
+        "# [lint.rules]",
+        '# code-without-words = "error"    # or "warning", or "off"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _home(found: Found) -> str:
+    about = f"\n> {' '.join(found.tagline.split())}\n" if found.tagline else ""
+    return f"# {found.title}\n{about}"
+
+
+def _mkdocs(found: Found) -> str:
+    return (
+        "# mkdocs writes what site/sidelit.toml says: `mkdocs build --strict`.\n"
+        f"site_name: {_quoted(found.title)}\n"
+        "docs_dir: site/pages\nsite_dir: build/site\nuse_directory_urls: false\n"
+        "theme:\n  name: null\n  custom_dir: site/pages\nplugins:\n  - sidelit\n"
+    )

@@ -1,0 +1,1 @@
+"""What a site is made of, read from its TOML files."""

@@ -1,0 +1,192 @@
+"""# Pages of Markdown
+
+> A page of prose is one text; a lesson takes sections from the chapters, and a lab is a notebook, too.
+
+All are read from `site/sidelit.toml`: prose before and behind the chapters, lessons as the course, labs
+behind the lessons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import PurePosixPath
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from sidelit.config import chapters, languages
+from sidelit.config.chapters import Former
+from sidelit.config.toml import Table
+from sidelit.files import assets
+
+MADE = ("glossary", "bibliography")
+# The folder of the lessons, beside that of the other pages.
+LESSONS = "lessons"
+
+
+@dataclass(frozen=True, slots=True)
+class Prose:
+    """One page of Markdown, and the list made from data that follows its text, if any."""
+
+    source: str
+    output: str
+    name: str
+    append: str | None = None
+    former: tuple[Former, ...] = ()
+    line: int = 1
+    languages: tuple[str, ...] = ()
+    """The languages it stands in; empty for all those of the site."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson(Prose):
+    """One page of the course: Markdown that takes sections from the chapters."""
+
+    number: str = ""
+    """Its place in the course, from 0; empty for a lesson that the numbers pass over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lab(Lesson):
+    """A lesson that is written as a Python file, and is a notebook in each language."""
+
+    stem: str = ""
+    """The name of its notebooks, without a suffix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """Lessons in the order in which they are taken, under one heading of the table of contents."""
+
+    label: str = ""
+    lessons: tuple[Lesson, ...] = ()
+
+
+NO_COURSE = Course()
+
+
+@dataclass(frozen=True, slots=True)
+class Labs:
+    """Labs in their order, under one heading of the table of contents."""
+
+    label: str = ""
+    folder: str = ""
+    """Where their sources and notebooks lie, from the project folder."""
+    labs: tuple[Lab, ...] = ()
+    install: str = ""
+    """What a notebook installs where it is missing, as pip understands it; {repository} is a blank."""
+    coming: tuple[str, ...] = ()
+    """The numbers of labs that nobody has written yet. Lessons may name them, and no other lab gets them."""
+
+
+NO_LABS = Labs()
+
+
+def prose(table: Table, folder: str, codes: Sequence[str]) -> Prose:
+    """Read the entry of a page of prose; `folder` is that of the site, `codes` are its languages."""
+    given, append = table.take("source", str), table.take("append", str, "") or None
+    if not given.endswith(".md"):
+        raise table.error(f"{given!r} is not a Markdown file", given)
+    if append is not None and append not in MADE:
+        raise table.error(
+            f"nothing is made under the name {append!r}", append, hint=f"there is {' and '.join(MADE)}"
+        )
+    path = PurePosixPath(given)
+    called = chapters.prose(table, str(path), "pages")
+    kept = languages.kept(table, codes)
+    table.finish()
+    source = f"{folder}/pages/{path}"
+    return Prose(source, called.output, called.name, append, called.former, table.line(given), kept)
+
+
+def course(table: Table | None, folder: str) -> Course:
+    """Read the table of the course, if there is one."""
+    if table is None:
+        return NO_COURSE
+    label = table.take("label", str)
+    lessons: list[Lesson] = []
+    for entry in table.tables("lessons"):
+        place = sum(bool(lesson.number) for lesson in lessons)
+        lessons.append(_lesson(entry, folder, str(place)))
+    table.finish()
+    return Course(label, tuple(lessons))
+
+
+def _lesson(table: Table, folder: str, place: str) -> Lesson:
+    given, number = table.take("source", str), table.take("number", str, place)
+    path = PurePosixPath(given)
+    if path.suffix != ".md" or not path.is_relative_to(LESSONS) or ".." in path.parts:
+        raise table.error(f"{given!r} is no Markdown file in {LESSONS}/", given)
+    if number not in ("", place):
+        hint = "leave `number` out, or write an empty one for a lesson that is not counted"
+        raise table.error(f"this lesson has the number {place}, not {number!r}", given, hint=hint)
+    called = chapters.prose(table, str(path.relative_to(LESSONS)), LESSONS)
+    table.finish()
+    former, line = called.former, table.line(given)
+    return Lesson(f"{folder}/{path}", called.output, called.name, None, former, line, number=number)
+
+
+def labs(table: Table | None) -> Labs:
+    """Read the table of the labs, if there is one."""
+    if table is None:
+        return NO_LABS
+    label, folder = table.take("label", str), table.take("folder", str, "notebooks").strip("/")
+    if not assets.stays_inside(folder):
+        raise table.error(f"the folder {folder!r} is not in the project", "folder")
+    coming = tuple(str(number) for number in table.take("coming", list, []))
+    # A lab that nobody has written yet keeps its number, so that the others keep theirs.
+    free = (str(number) for number in count(1) if str(number) not in coming)
+    found = tuple(_lab(entry, folder, next(free)) for entry in table.tables("labs"))
+    install = table.take("install", str, "")
+    if install and not module(install):
+        hint = 'write it as for pip, such as "rings[notebooks]>=2"'
+        raise table.error(f"{install!r} is nothing that pip installs", "install", hint=hint)
+    table.finish()
+    return Labs(label, folder, found, install, coming)
+
+
+def _lab(table: Table, folder: str, number: str) -> Lab:
+    given = table.take("source", str)
+    path = PurePosixPath(given)
+    if path.suffix != ".py" or len(path.parts) > 1:
+        raise table.error(f"{given!r} is no Python file in {folder}/", given)
+    called = chapters.lab(table, path.stem)
+    table.finish()
+    line = table.line(given)
+    return Lab(
+        f"{folder}/{path}",
+        called.output,
+        called.name,
+        None,
+        called.former,
+        line,
+        number=number,
+        stem=path.stem,
+    )
+
+
+# ## What a notebook needs
+#
+# > One line for pip, and the module that tells whether it is there already.
+
+
+_REPOSITORY = "{repository}"
+
+
+def module(requirement: str) -> str:
+    """The name under which a requirement is imported, taken to be that of its distribution.
+
+    It is empty for what pip would not understand.
+    """
+    try:
+        return Requirement(requirement).name.replace("-", "_").replace(".", "_")
+    except InvalidRequirement:
+        return ""
+
+
+def filled(requirement: str, repository: str | None) -> str:
+    """The same, with the repository in its blank `{repository}`; empty where none is known."""
+    if repository is None and _REPOSITORY in requirement:
+        return ""
+    return requirement.replace(_REPOSITORY, repository or "")

@@ -1,1 +1,0 @@
-"""Notebooks made from labs."""

@@ -1,0 +1,202 @@
+"""# Directives of a page
+
+> Lists of lessons and parts, the columns of a home page, boxes, and figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from sidelit.config.prose import Lesson
+from sidelit.site.directives.kind import Book, Kind, Place, nearest, plain
+from sidelit.text.directives import Directive
+
+# ## Lists of what there is
+#
+# > The lessons and the labs with their minutes, and the parts, each with the question that it answers.
+#
+# Nothing is said twice: titles, minutes and ledes are those of the pages, and the question of a part stands
+# below its label in `site/sidelit.toml`. A part without a question shows its label.
+
+
+def _check_lessons(given: Directive, book: Book) -> None:
+    plain(given, body=False)
+    if not book.config.course.lessons:
+        raise given.error("the project has no lessons", hint="`[course]` in site/sidelit.toml lists them")
+
+
+def _lessons(given: Directive, place: Place) -> Markup:
+    return _taken(place, place.book.config.course.lessons, "lessons.html")
+
+
+def _check_labs(given: Directive, book: Book) -> None:
+    plain(given, body=False)
+    if not book.config.labs.labs:
+        raise given.error("the project has no labs", hint="`[labs]` in site/sidelit.toml lists them")
+
+
+def _labs(given: Directive, place: Place) -> Markup:
+    return _taken(place, place.book.config.labs.labs, "labs.html")
+
+
+def _taken(place: Place, items: Sequence[Lesson], template: str) -> Markup:
+    """What is taken in order, with its minutes."""
+    names = {item.name for item in items}
+    taken = [item for group in place.nav() for item in group.items if item.lesson in names]
+    return place.fragment(template, lessons=taken, minutes=sum(item.minutes for item in taken))
+
+
+def _check_parts(given: Directive, book: Book) -> None:
+    plain(given, body=False)
+    if not any(part.label for part in book.config.parts):
+        raise given.error("the project has no parts", hint="`[[parts]]` in site/sidelit.toml lists them")
+
+
+def _parts(given: Directive, place: Place) -> Markup:
+    parts = [group for group in place.nav() if group.label and not any(item.lesson for item in group.items)]
+    return place.fragment("parts.html", parts=parts)
+
+
+LESSONS = Kind("lessons", _check_lessons, _lessons, everywhere=True)
+LABS = Kind("labs", _check_labs, _labs, everywhere=True)
+PARTS = Kind("parts", _check_parts, _parts, everywhere=True)
+
+
+# ## What a home page is arranged of
+#
+# > An opening beside a picture, doors to go in by, columns, and figures beside what they leave open.
+#
+#     ::: opening
+#     ::: doors
+#     - [Learn](lessons/first.md) what it is, in an afternoon.
+#     - [Use](api.md) it.
+#     :::
+#     ---
+#     ::: figure bars
+#     :::
+#     :::
+#
+# The words of an opening stand below the title of the page. Without a second part the project's
+# `home_figure` stands beside them.
+
+
+def _check_opening(given: Directive, book: Book) -> None:
+    plain(given, parts=len(given.parts))
+    if len(given.parts) > 2:
+        raise given.error("`opening` has two parts at most, the words and the picture beside them")
+
+
+def _opening(given: Directive, place: Place) -> Markup:
+    words, *picture = (place.words(part) for part in given.parts)
+    drawn = "" if picture else place.book.config.home_figure
+    return place.fragment("opening.html", words=words, picture=Markup("").join(picture), drawn=drawn)
+
+
+def _check_doors(given: Directive, book: Book) -> None:
+    plain(given)
+    if [token.type for token in given.body if not token.level - given.body[0].level] != [
+        "bullet_list_open",
+        "bullet_list_close",
+    ]:
+        raise given.error("`doors` is one list, and each item of it begins with a link")
+
+
+def _doors(given: Directive, place: Place) -> Markup:
+    return place.fragment("doors.html", words=place.words(given.body))
+
+
+def _check_columns(given: Directive, book: Book) -> None:
+    plain(given, parts=max(2, len(given.parts)))
+
+
+def _columns(given: Directive, place: Place) -> Markup:
+    return place.fragment("columns.html", columns=[place.words(part) for part in given.parts])
+
+
+def _check_numbers(given: Directive, book: Book) -> None:
+    plain(given, parts=2)
+
+
+def _numbers(given: Directive, place: Place) -> Markup:
+    numbers, beside = (place.words(part) for part in given.parts)
+    return place.fragment("numbers.html", numbers=numbers, beside=beside)
+
+
+OPENING = Kind("opening", _check_opening, _opening, everywhere=True)
+DOORS = Kind("doors", _check_doors, _doors, everywhere=True)
+COLUMNS = Kind("columns", _check_columns, _columns, everywhere=True)
+NUMBERS = Kind("numbers", _check_numbers, _numbers, everywhere=True)
+
+
+# ## Words set apart
+#
+# > A question whose answer is folded, something to try, and the way to a lab.
+
+
+def _check_question(given: Directive, book: Book) -> None:
+    plain(given, parts=2)
+
+
+def _question(given: Directive, place: Place) -> Markup:
+    asked, answered = (place.words(part) for part in given.parts)
+    return place.fragment("question.html", asked=asked, answered=answered)
+
+
+def _check_try(given: Directive, book: Book) -> None:
+    plain(given)
+
+
+def _try(given: Directive, place: Place) -> Markup:
+    return place.fragment("try.html", words=place.words(given.body))
+
+
+def _check_lab(given: Directive, book: Book) -> None:
+    """Where a project has labs, it wants no other one named; where it has none, any number goes."""
+    plain(given, argument=True)
+    numbers = [lab.number for lab in book.config.labs.labs]
+    if numbers and given.argument not in (*numbers, *book.config.labs.coming):
+        hint = nearest(given.argument, numbers, f"there is {', '.join(numbers)}")
+        raise given.error(f"there is no lab {given.argument!r}", hint=hint)
+
+
+def _lab(given: Directive, place: Place) -> Markup:
+    labs = place.book.config.labs
+    own = [lab for lab in labs.labs if lab.number == given.argument]
+    return place.fragment(
+        "lab.html",
+        number=given.argument,
+        address=place.address(own[0].output, "") if own else "",
+        coming=given.argument in labs.coming,
+        words=place.words(given.body),
+    )
+
+
+def _hint(given: Directive, place: Place) -> Markup:
+    return place.fragment("hint.html", words=place.words(given.body))
+
+
+QUESTION = Kind("question", _check_question, _question, everywhere=True)
+TRY = Kind("try", _check_try, _try)
+LAB = Kind("lab", _check_lab, _lab)
+HINT = Kind("hint", _check_try, _hint)
+
+
+# ## A figure
+#
+# > The name of a drawing stands where the drawing shall be.
+
+
+def _check(given: Directive, book: Book) -> None:
+    plain(given, argument=True, body=False)
+    names = sorted(path.stem for path in (book.config.folder / "figures").glob("*.toml"))
+    if given.argument not in names:
+        raise given.error(f"there is no figure {given.argument!r}", hint=nearest(given.argument, names))
+
+
+def _html(given: Directive, place: Place) -> Markup:
+    return place.figure(given.argument, given.path, given.line)
+
+
+FIGURE = Kind("figure", _check, _html, everywhere=True)

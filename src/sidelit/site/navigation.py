@@ -1,0 +1,187 @@
+"""# The ways through a site
+
+> From every page a reader can go on, go back, change the language and see where they are.
+
+All addresses are relative, and pages have the same path in each language, so a way between pages of one
+language is the same way in all of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import posixpath
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import PurePosixPath
+
+from markupsafe import Markup
+
+from sidelit.config.chapters import Chapter
+from sidelit.config.config import Config
+from sidelit.config.prose import Lab, Lesson, Prose
+from sidelit.site import links, model
+from sidelit.site.edition import Edition, Page
+from sidelit.text import markup
+
+
+def address(config: Config, output: str, lang: str) -> str:
+    """Where a page in one language lies in the site: the language of the sources has the root."""
+    return output if lang == config.source_language else f"{lang}/{output}"
+
+
+class Navigation:
+    """The ways that lead from one page."""
+
+    def __init__(self, config: Config, edition: Edition, shown: Page) -> None:
+        self.config = config
+        self.edition = edition
+        self.shown = shown
+        self.here = address(config, shown.text.item.output, shown.lang)
+
+    @property
+    def root(self) -> str:
+        """To the root of the site."""
+        return "../" * self.here.count("/")
+
+    @property
+    def language_root(self) -> str:
+        """From the root of the page's language to the root of the site."""
+        return "" if self.shown.lang == self.config.source_language else "../"
+
+    @property
+    def top(self) -> str:
+        """To where all versions of the site lie."""
+        return self.root + "../" * self.config.public.base.count("/")
+
+    def newest(self, output: str) -> str:
+        """To a page in the newest release, or to the home page of that where it has no such page."""
+        public, name = self.config.public, address(self.config, output, self.shown.lang)
+        return f"{self.top}{name if name in public.newest else public.others[0].home(self.shown.lang)}"
+
+    def to(self, output: str) -> str:
+        """To another page in the same language."""
+        return links.relative(output, self.shown.text.item.output)
+
+    def nav(self) -> Iterator[model.NavGroup]:
+        """To every page, part by part, the page itself marked as the current one."""
+        output = self.shown.text.item.output
+        folder = posixpath.dirname(output)
+        if folder not in self.edition.contents:
+            self.edition.contents[folder] = tuple(self._nav())
+        own = links.relative(output, output)
+        for group in self.edition.contents[folder]:
+            items = group.items
+            if any(item.url == own for item in items):
+                items = tuple(replace(item, current=True) if item.url == own else item for item in items)
+                group = replace(group, items=items)
+            yield group
+
+    def _nav(self) -> Iterator[model.NavGroup]:
+        # A list of the pages does not list itself; the site's name leads to it.
+        front = tuple(item for item in self.config.front if item.append != "listing")
+        yield from self._group("", "", front, None)
+        label, lang = self.edition.course
+        yield from self._group("", label, self.config.course.lessons, lang)
+        label, lang = self.edition.labs
+        yield from self._group("", label, self.config.labs.labs, lang)
+        questions = self.edition.questions or [("", None)] * len(self.config.parts)
+        said = zip(self.config.parts, self.edition.parts, questions, strict=True)
+        for part, (label, lang), (question, question_lang) in said:
+            for group in self._group(part.number, label, part.chapters, lang):
+                yield replace(group, question=question, question_lang=question_lang)
+        yield from self._group("", "", self.config.back, None)
+
+    def neighbours(self) -> tuple[model.Link | None, model.Link | None]:
+        """To the page before and the page after, in reading order; an old address has none.
+
+        The last lesson and the last chapter of a part lead on, and the way says into which part.
+        """
+        order = self.config.order
+        outputs = [item.output for item in order]
+        if self.shown.text.item.output not in outputs:
+            return None, None
+        place = outputs.index(self.shown.text.item.output)
+        before = self._neighbour(order[place - 1]) if place else None
+        return before, self._neighbour(order[place + 1]) if place + 1 < len(order) else None
+
+    def _neighbour(self, item: Chapter | Prose) -> model.Link:
+        there = self._part_of(item)
+        return replace(self._link(item), part=there if there != self.part() else "")
+
+    def part(self) -> str:
+        """The part or course that the page is in, a part with its number; empty for other prose."""
+        return self._part_of(self.shown.text.item)
+
+    def _part_of(self, item: Chapter | Prose) -> str:
+        if isinstance(item, Lesson):
+            return self.edition.labs[0] if isinstance(item, Lab) else self.edition.course[0]
+        for part, (label, _) in zip(self.config.parts, self.edition.parts, strict=True):
+            if all(chapter.output != item.output for chapter in part.chapters):
+                continue
+            if label and part.number:
+                return self.config.language(self.shown.lang).word("part", number=part.number, label=label)
+            return label
+        return ""
+
+    def alternates(self, section: str = "") -> Iterator[model.Alternate]:
+        """To the same place in every language, this one included."""
+        anchor = f"#{links.fragment(section)}" if section else ""
+        for lang in self.config.languages:
+            url = links.relative(address(self.config, self.shown.text.item.output, lang), self.here)
+            known = self.config.language(lang)
+            current = lang == self.shown.lang
+            yield model.Alternate(lang, known.name, known.short, known.tag, url + anchor, current)
+
+    def others(self, section: str) -> Iterator[model.Alternate]:
+        """To a section in the other languages that the page stands in."""
+        written = self.config.written_in(self.shown.text.item)
+        for other in self.alternates(section) if self.shown.lang in written else ():
+            if other.code in written and not other.current:
+                yield other
+
+    def _group(
+        self, number: str, label: str, items: Sequence[Chapter | Prose], lang: str | None
+    ) -> Iterator[model.NavGroup]:
+        if items:
+            yield model.NavGroup(label, number, tuple(self._link(item) for item in items), lang)
+
+    def _link(self, item: Chapter | Prose) -> model.Link:
+        other = self.edition.pages[item.output]
+        return model.Link(
+            label=other.label,
+            url=self.to(item.output),
+            lang=other.label_lang,
+            lede=other.summary,
+            # A source without a title is called by its name already.
+            name=PurePosixPath(item.source).stem if isinstance(item, Chapter) and other.title else "",
+            number=item.number if isinstance(item, Lesson) else str(other.text.number or ""),
+            minutes=other.text.minutes,
+            lesson=item.name if isinstance(item, Lesson) else "",
+        )
+
+
+def sections(shown: Sequence[model.SectionView]) -> Iterator[model.TocEntry]:
+    """The contents of a chapter: its classes and functions, and the comments that have a heading."""
+    for section in shown:
+        if section.title:
+            # The entry is itself a link, and HTML knows no link in a link.
+            label = unlinked(section.title)
+        elif section.name:
+            label = Markup("<code>{}</code>").format(section.name)
+        else:
+            continue
+        yield model.TocEntry(section.id, label, section.depth, section.fold is not None, section.number)
+
+
+def unlinked(html: Markup) -> Markup:
+    """The same words without their links."""
+    return Markup(re.sub(r"</?a\b[^>]*>", "", html))
+
+
+def headings(shown: Page) -> Iterator[model.TocEntry]:
+    """The contents of a page of prose: two levels of headings."""
+    tokens = [token for words in shown.words for token in words.tokens]
+    for before, token in itertools.pairwise(tokens):
+        if before.type == "heading_open" and before.tag in ("h2", "h3"):
+            yield model.TocEntry(str(before.meta["slug"]), markup.plain(token), int(before.tag[1]) - 2)

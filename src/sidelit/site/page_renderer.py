@@ -1,0 +1,415 @@
+"""# The page renderer
+
+> The sections of a page become HTML in one language: words beside code, directives, folds.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+from markdown_it.token import Token
+from markupsafe import Markup
+
+from sidelit.catalog import catalog
+from sidelit.config.origin import fill, report
+from sidelit.config.prose import Lab
+from sidelit.errors import SidelitError
+from sidelit.figures.interactive import Script, filled
+from sidelit.files import assets
+from sidelit.labs import outputs
+from sidelit.labs.outputs import Run
+from sidelit.site import context, model, navigation
+from sidelit.site.content import Piece, Text
+from sidelit.site.context import BuildContext, ImageResolver, Symbols, Watched
+from sidelit.site.directives import registry
+from sidelit.site.directives.kind import Book
+from sidelit.site.edition import Page, Words
+from sidelit.site.links import fragment
+from sidelit.site.model import CodeLine, Imports, Link, NavGroup, UsageView, code_line
+from sidelit.site.usage import Test, Usage
+from sidelit.text import inlines, markup, prose
+from sidelit.text.directives import Directive
+
+# ## How high the two sides of a section are
+#
+# > Where the words are much higher than the code beside them, they stand above it and take the whole width.
+#
+# Heights are estimated, in rem, for a page 1280 pixels wide: nobody sees more of an error than that a section
+# stands one way and not the other.
+
+
+# A line of words holds about so many Latin letters, and what it, a line of code and the parts of a text take.
+_LETTERS, _LINE, _CODE = 54, 1.7, 1.4
+_PARTS = {"<p": 0.8, "<tr": 0.8, "<li": 0.25, "<h": 1.2, "katex-display": 1.8}
+_UNSEEN = re.compile(r'<span class="katex-mathml">.*?</math></span>|<[^>]*>', re.DOTALL)
+
+
+def words_above(doc: str, lines: Sequence[CodeLine]) -> bool:
+    """Whether the words are one and a half times as high as the code, and it is worth an eye's way down."""
+    words, code = _height(doc), _CODE * len(lines)
+    return bool(lines) and words > 1.5 * code and words - code > 7
+
+
+def _height(html: str) -> float:
+    text = _UNSEEN.sub("", html)
+    wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
+    return _LINE * (len(text) + wide) / _LETTERS + sum(
+        html.count(part) * each for part, each in _PARTS.items()
+    )
+
+
+# ## Where a directive is drawn
+#
+# > What a directive may ask of the page that it stands on, and nothing else of it.
+
+
+@dataclass(frozen=True, slots=True)
+class DirectiveContext:
+    """Where a directive is drawn; `printed` prints the words in it."""
+
+    renderer: PageRenderer
+    printed: Callable[[Sequence[Token]], str]
+
+    @property
+    def book(self) -> Book:
+        return Book(self.renderer.config, self.renderer.build.index, self.renderer.build.texts)
+
+    def words(self, tokens: Sequence[Token]) -> Markup:
+        return Markup(self.printed(tokens))
+
+    def section(self, text: Text, piece: Piece) -> model.SectionView:
+        return self.renderer.taken(text, piece)
+
+    def editions(self, text: Text, piece: Piece) -> Sequence[model.Edition]:
+        return tuple(self.renderer.editions(text, piece))
+
+    def nav(self) -> Sequence[NavGroup]:
+        return tuple(self.renderer.nav.nav())
+
+    def address(self, output: str, anchor: str) -> str:
+        return self.renderer.nav.to(output) + (f"#{fragment(anchor)}" if anchor else "")
+
+    def figure(self, name: str, path: str, line: int) -> Markup:
+        return self.renderer.figure(name, path, line)
+
+    def said(self, script: Script, context: str, values: Mapping[str, object]) -> Markup:
+        return self.renderer.said(script, context, values)
+
+    def run(self) -> Run:
+        return self.renderer.run
+
+    def other_language(self, code: str) -> str:
+        return self.renderer.config.language(code).tag if code not in ("", self.renderer.shown.lang) else ""
+
+    def colours(self) -> Mapping[str, str]:
+        return outputs.colours(assets.text(self.renderer.build.theme.assets["colours.css"]))
+
+    def needs(self, name: str) -> None:
+        self.renderer.needed[name] = None
+
+    def fragment(self, template: str, **values: object) -> Markup:
+        renderer = self.renderer
+        return context.fragment(f"directives/{template}", renderer.language, renderer.build.theme, values)
+
+
+# ## Sections of a page
+#
+# > The words of a section, its code, and what can be done with it: link to it, cite it, mend it.
+
+
+def view(
+    renderer: PageRenderer, piece: Piece, words: Words, fold: model.Fold | None, name: str = ""
+) -> model.SectionView:
+    """A section with all that a template prints of it.
+
+    :param name: its id on the page that shows it, if that is not its own.
+    """
+    line = piece.lines[0][0] if piece.lines else piece.first_line
+    doc = Markup(renderer.html(words.tokens, name or piece.id, _offset(piece)))
+    lines = tuple(_lines(renderer, piece.lines, renderer.code))
+    config, shown = renderer.config, renderer.shown
+    return model.SectionView(
+        id=name or piece.id,
+        aliases=() if name else piece.aliases,
+        kind=piece.kind,
+        qualname=piece.qualname,
+        name=piece.qualname.rpartition(".")[2] if piece.kind in ("class", "function") else "",
+        depth=piece.qualname.count("."),
+        title=renderer.inline(words.title, "title", name or piece.id),
+        doc=doc,
+        lines=lines,
+        imports=_imports(renderer, piece),
+        state=words.state,
+        langs=tuple(renderer.nav.others(name or piece.id)),
+        source_url=renderer.source_url(line),
+        report=report(config, renderer.build.origin, renderer.item.source, shown.lang, line, piece.id),
+        backlinks=UsageView() if name else _usage(renderer, piece),
+        newest=_newest(renderer, piece),
+        fold=fold,
+        number=piece.number,
+        plain_title=markup.plain(words.title),
+        figure=renderer.figure_of(piece) if piece.kind != "module" else "",
+        above=not piece.figure and words_above(doc, lines),
+    )
+
+
+def _lines(
+    renderer: PageRenderer, lines: Sequence[tuple[int, str]], marked: Callable[[str], str]
+) -> Iterator[CodeLine]:
+    page = (renderer.host or renderer.shown).text.item.output
+    for number, html in renderer.build.names.lines(renderer.item.source, tuple(lines), page):
+        yield code_line(number, marked(html))
+
+
+def _imports(renderer: PageRenderer, piece: Piece) -> Imports | None:
+    if piece.imports is None:
+        return None
+    named = piece.imports.named
+    return Imports(", ".join(named.names), named.more, tuple(_lines(renderer, piece.imports.lines, str)))
+
+
+def _newest(renderer: PageRenderer, piece: Piece) -> str:
+    """Where a section is in the newest release, on a page that is out of date."""
+    noted, output = renderer.config.public.notice, renderer.item.output
+    return f"{renderer.nav.newest(output)}#{fragment(piece.id)}" if noted else ""
+
+
+def _offset(piece: Piece) -> int:
+    """How far headings inside a text move down, so that none skips a level below its section's own."""
+    # The templates set a definition in h2, a method in h3, and anything deeper in h4.
+    return 1 + min(piece.qualname.count("."), 2) if piece.qualname else 0
+
+
+def _usage(renderer: PageRenderer, piece: Piece) -> UsageView:
+    """Where a definition of a page is used, and its tests."""
+    if piece.kind not in ("class", "function"):
+        return UsageView()
+    uses, tests = renderer.build.backlinks.of(renderer.item.source, piece.id)
+    return UsageView(tuple(_uses(renderer, uses)), tuple(_tests(renderer, tests)))
+
+
+def _uses(renderer: PageRenderer, uses: tuple[Usage, ...]) -> Iterator[Link]:
+    for place in uses:
+        page = renderer.edition.pages[place.output]
+        address = f"{renderer.nav.to(place.output)}#{fragment(place.id)}"
+        if place.output == renderer.item.output:
+            yield Link("", f"#{fragment(place.id)}", name=place.name or place.id)
+        else:
+            yield Link(page.label, address, lang=page.label_lang, name=place.name)
+
+
+def _tests(renderer: PageRenderer, tests: tuple[Test, ...]) -> Iterator[Link]:
+    for test in tests:
+        address = fill(renderer.config.public.source_url, renderer.build.origin, test.path, test.line)
+        yield Link(f"{test.path}::{test.name}", address, name=test.name)
+
+
+# ## The renderer of one page
+#
+# > A page asks here for its words, its sections, its figures and the record of what stands around them.
+#
+# What a page needs again and again is looked up once. A lesson shows sections of other pages: their words are
+# printed by a renderer of their own, whose links lead from the lesson.
+
+
+class PageRenderer:
+    """The making of one page, or of what another page shows of it: that is `host`."""
+
+    def __init__(
+        self, build: BuildContext, shown: Page, host: Page | None = None, symbols: Symbols | None = None
+    ) -> None:
+        self.build = build
+        self.config = build.config
+        self.shown = shown
+        self.item = shown.text.item
+        self.edition = build.editions[shown.lang]
+        self.target = build.index.targets[self.item.source]
+        self.host = host
+        self.symbols = symbols or Symbols(build.notations, shown)
+        self._marker = self.symbols.of(shown)
+        self.nav = navigation.Navigation(self.config, self.edition, host or shown)
+        self.language = build.config.language(shown.lang)
+        self.labels = {key: self.language.words[key] for key in inlines.LABELS}
+        self._taken: Counter[str] = Counter()
+        self.figures_shown: Counter[str] = Counter()
+        self.needed: dict[str, None] = {}
+
+    @cached_property
+    def run(self) -> Run:
+        """The recorded run of a lab; what is wrong with it is told once, and nothing of it is shown."""
+        try:
+            return (
+                outputs.read(self.config, self.item, self.shown.lang) if isinstance(self.item, Lab) else Run()
+            )
+        except SidelitError as error:
+            self.build.report(error)
+            return Run()
+
+    def html(
+        self, tokens: Sequence[Token], section: str = "", offset: int = 0, heading_ids: bool = False
+    ) -> str:
+        """Blocks of text; nothing where they hold a mistake."""
+        try:
+            context = self._context(section, heading_offset=offset, heading_ids=heading_ids)
+            return prose.render(tokens, context=context)
+        except SidelitError as error:
+            self.build.report(error)
+            return ""
+
+    def inline(self, tokens: Sequence[Token], place: str, section: str | None = None) -> Markup:
+        """Headings and ledes: the inline tokens among `tokens`, without a block around them.
+
+        They are written apart from the text of their section, so `place` tells their references to its
+        footnotes from those in the text. Title and lede belong to the first section.
+        """
+        if section is None:
+            section = self.shown.text.pieces[0].id if self.shown.text.pieces else ""
+        said = []
+        for token in tokens:
+            if token.type == "inline":
+                try:
+                    said.append(prose.render_inline(token, context=self._context(section, place=place)))
+                except SidelitError as error:
+                    self.build.report(error)
+        return Markup(" ".join(said))
+
+    def taken(self, text: Text, piece: Piece) -> model.SectionView:
+        """A section of another page; its id here says where it is from, as no heading's does."""
+        there = self.edition.pages[text.item.output]
+        (words,) = (said for each, said in zip(text.pieces, there.words, strict=True) if each.id == piece.id)
+        name = f"{text.item.output.removesuffix('.html')}/{piece.id}"
+        self._taken[name] += 1
+        again = f":{self._taken[name]}" if self._taken[name] > 1 else ""
+        return self.beside(there).section(piece, words, None, name + again)
+
+    def beside(self, there: Page) -> PageRenderer:
+        """A renderer for what this page shows of another one."""
+        return PageRenderer(self.build, there, self.host or self.shown, self.symbols)
+
+    def editions(self, text: Text, piece: Piece) -> Iterator[model.Edition]:
+        """A section of another page in every language, each with links that start from this page."""
+        for language in self.nav.alternates():
+            there = self.build.editions[language.code].pages[text.item.output]
+            renderer = self.beside(there)
+            (words,) = (
+                said for each, said in zip(text.pieces, there.words, strict=True) if each.id == piece.id
+            )
+            name = f"{text.item.output.removesuffix('.html')}/{piece.id}:{language.code}"
+            yield model.Edition(language, renderer.section(piece, words, None, name))
+
+    def figure(self, name: str, path: str, line: int) -> Markup:
+        """A figure by its name; `path` and `line` say where the page asks for it."""
+        drawing = self.build.figures.draw(name, self.shown.lang, path, line)
+        self.figures_shown[name] += 1
+        words = context.Words(self.language, self.shown.source_lang, self.build.theme)
+        return context.html(drawing, words, self.figures_shown[name], self._of_a_figure)
+
+    def figure_of(self, piece: Piece) -> Markup:
+        """The figure that a section names; one that cannot be drawn is reported, and left out."""
+        try:
+            return (
+                self.figure(piece.figure, self.item.source, piece.figure_line) if piece.figure else Markup("")
+            )
+        except SidelitError as error:
+            self.build.report(error)
+            return Markup("")
+
+    def said(self, script: Script, context: str, values: Mapping[str, object]) -> Markup:
+        """A sentence of what a reader can move, in the language of this page, its blanks filled."""
+        tokens, lang = script.said[context], self.shown.lang
+        state = "current"
+        book = self.build.shelf.translation(script.page, lang) if self.build.shelf else None
+        if book is not None:
+            found = catalog.translate(tokens, book, context)
+            tokens, state = found.tokens, found.state
+        html = self._of_a_figure(filled(tokens, values))
+        if book is None or state in ("current", "recheck"):
+            return html
+        return Markup('<span lang="{}">{}</span>').format(book.source, html)
+
+    def _of_a_figure(self, sentence: Sequence[Token]) -> Markup:
+        """A title or a caption: its links start from this page, but a wrong one stands in another file."""
+        return Markup(prose.render_inline(sentence[1], context=self._context("", place="figure")))
+
+    def section(
+        self, piece: Piece, words: Words, fold: model.Fold | None, name: str = ""
+    ) -> model.SectionView:
+        """One section; `name` is its id on the page that shows it, if that is not its own."""
+        return view(self, piece, words, fold, name)
+
+    def code(self, html: str) -> str:
+        """A line of code with the symbols of the page in it marked."""
+        return self._marker.code(html)
+
+    def source_url(self, line: int) -> str | None:
+        """The address of a line of the page's source, if the project is published."""
+        return fill(self.config.public.source_url, self.build.origin, self.item.source, line)
+
+    def _context(
+        self, section: str, *, place: str = "", heading_offset: int = 0, heading_ids: bool = False
+    ) -> inlines.RenderContext:
+        hung = ImageResolver(self.build, self.item.source, self.nav.root, self._resolve)
+        return inlines.RenderContext(
+            resolve=self._resolve,
+            image=hung.address,
+            picture_size=hung.size,
+            math=Watched(self.build, self._marker),
+            symbols=self._marker.span,
+            section=section,
+            place=place,
+            heading_offset=heading_offset,
+            heading_ids=heading_ids,
+            labels=self.labels,
+            directive=self._directive,
+            strict=not self.build.lenient,
+            report=self.build.report,
+        )
+
+    def _directive(self, given: Directive, words: Callable[[Sequence[Token]], str]) -> str:
+        try:
+            return registry.html(given, DirectiveContext(self, words))
+        except SidelitError as error:
+            self.build.report(error)
+            return ""
+
+    def _resolve(self, href: str, line: int) -> str:
+        host = self.host.text.item.output if self.host else ""
+        up = self.nav.language_root
+        return self.build.index.resolve(href, self.target, line, up=up, shown_on=host)
+
+
+# ## Sections in folds
+#
+# > Sections that tell more than a first reading needs stand together under one line that opens them.
+#
+# The line is what the source says above its first section in depth.
+
+
+def sections(renderer: PageRenderer) -> Iterator[model.SectionView]:
+    """The sections of a chapter, those that are folded together with one fold."""
+    pairs = zip(renderer.shown.text.pieces, renderer.shown.words, strict=True)
+    for _, group in groupby(pairs, key=lambda pair: pair[0].fold and pair[0].fold.line):
+        together = list(group)
+        numbers = [number for piece, _ in together for number, _ in piece.lines]
+        fold = _fold(renderer, *together[0], numbers)
+        yield from (renderer.section(piece, words, fold) for piece, words in together)
+
+
+def _fold(renderer: PageRenderer, piece: Piece, words: Words, numbers: Sequence[int]) -> model.Fold | None:
+    """What stands above folded sections; a click on it opens them, so a link has no place there."""
+    if piece.fold is None:
+        return None
+    inline = words.fold[1]
+    if any(child.type == "link_open" for child in inline.children or ()):
+        what, line = "a link cannot stand in the line above depth", markup.line_of(inline)
+        path, hint = markup.path_of(inline), "put it into the text of a section"
+        renderer.build.report(SidelitError(what, path=path, line=line, hint=hint))
+    said = navigation.unlinked(renderer.inline(words.fold, "depth", piece.id))
+    lines = (numbers[0], numbers[-1]) if numbers else (0, 0)
+    return model.Fold(piece.fold.line, said, words.fold_state, *lines)

@@ -1,0 +1,359 @@
+"""# Backlinks
+
+> Below a definition stands where it is used and which tests name it.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from itertools import accumulate
+from pathlib import Path, PurePosixPath
+
+from sidelit.cache import records, store
+from sidelit.cache.records import Ids
+from sidelit.cache.store import Memory
+from sidelit.config import chapters
+from sidelit.config.chapters import Chapter, Proof
+from sidelit.config.config import Config
+from sidelit.errors import SidelitError
+from sidelit.names.links import Definition
+from sidelit.site.content import Piece, Text
+from sidelit.site.identifiers import Identifiers
+from sidelit.source import summary, syntax
+from sidelit.source.decoding import read_source
+from sidelit.source.summary import of_text
+
+# ## Finding the tests
+#
+# > A test that a chapter names has to be there. It is looked for in the text of its file, and nothing is run.
+
+
+Report = Callable[[SidelitError], None]
+
+
+def lines(config: Config, report: Report, memory: Memory | None = None) -> dict[Proof, int]:
+    """The line of each test in its own file; what is wrong goes to `report`, with the line that names it."""
+    found: dict[Proof, int] = {}
+    named = cache(lambda path: _tests_in(config, path, memory))
+    for chapter in config.chapters:
+        _check_run(config, chapter, report)
+        for proof in chapter.proves:
+            try:
+                found[proof] = _line(proof, config, named(proof.path))
+            except SidelitError as error:
+                report(error)
+    return found
+
+
+def _tests_in(config: Config, path: str, memory: Memory | None) -> Mapping[str, int]:
+    """The functions and classes of a file and the methods of its classes, as pytest calls them."""
+    if not (config.project / path).is_file():
+        return {}
+    sections = summary.read(config.project / path, path, memory).sections
+    classes = {each.qualname for each in sections if each.kind == "class"}
+    found: dict[str, int] = {}
+    for each in sections:
+        *around, _ = accumulate(each.qualname.split("."), "{}.{}".format)
+        if each.kind in ("class", "function") and classes.issuperset(around):
+            found.setdefault(each.qualname.replace(".", "::"), each.first_line)
+    return found
+
+
+def _line(proof: Proof, config: Config, tests: Mapping[str, int]) -> int:
+    place = config.shown(config.path)
+    if not (config.project / proof.path).is_file():
+        raise SidelitError(f"the file {proof.path} does not exist", path=place, line=proof.line)
+    if not proof.name:
+        return 1
+    if proof.name not in tests:
+        close = difflib.get_close_matches(proof.name, tests, n=1)
+        what = f"{proof.path} has no function or class {proof.name!r}"
+        raise SidelitError(
+            what, path=place, line=proof.line, hint=f"did you mean {close[0]!r}?" if close else None
+        )
+    return tests[proof.name]
+
+
+def _check_run(config: Config, chapter: Chapter, report: Report) -> None:
+    """The command that runs a chapter starts no test that does not prove it."""
+    path = chapters.left_out(chapter.run, chapter.proves) if chapter.proves else ""
+    if path:
+        what = f"`run` starts {path}, which `proves` does not name"
+        hint = "name it there, or let the command start another file"
+        report(SidelitError(what, path=config.shown(config.path), line=chapter.line, hint=hint))
+
+
+def test_files(config: Config) -> tuple[Path, ...]:
+    """The files of all tests that chapters name."""
+    paths = {proof.path: None for chapter in config.chapters for proof in chapter.proves}
+    return tuple(config.project / path for path in paths)
+
+
+# ## Where a definition is used
+#
+# > Below a definition stand the sections whose code names it, so that a reader can see it at work.
+#
+# They follow from the [links in code](identifiers.py), each turned round. A definition that names itself, and
+# a class that is named by its own methods, are no news. Neither are the imports at the head of a file.
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """A section: its page, its id there, and the definition that it is part of, by its dotted name; empty
+    outside of all definitions.
+    """
+
+    output: str
+    id: str
+    name: str
+
+
+# The places that use each definition of a source, by the id of its section.
+Uses = Mapping[str, tuple[Usage, ...]]
+
+
+def used_in(names: Identifiers, texts: Sequence[Text]) -> Mapping[str, Uses]:
+    """The uses of all definitions, by their sources; those on the page of a definition come first."""
+    found: dict[str, dict[str, list[Usage]]] = {}
+    for text in texts:
+        outline = names.outlines.get(text.item.source)
+        if outline is None:
+            continue
+        key = store.digest(outline.digest, outline.targets)
+        for to, place in text.once("used in", partial(_within, names, text), key):
+            if section := names.section(to):
+                found.setdefault(to.path, {}).setdefault(section, []).append(place)
+    return {
+        source: {each: _near(names, source, places[each]) for each in places}
+        for source, places in found.items()
+    }
+
+
+def _near(names: Identifiers, source: str, places: Sequence[Usage]) -> tuple[Usage, ...]:
+    own = names.shown[source].output
+    return tuple(sorted(places, key=lambda place: place.output != own))
+
+
+def _within(names: Identifiers, text: Text) -> tuple[tuple[Definition, Usage], ...]:
+    """What the code of a source uses, and in which of its definitions, each pair once."""
+    return tuple({(to, place.name): (to, place) for to, place in reversed([*_uses(names, text)])}.values())[
+        ::-1
+    ]
+
+
+def _uses(names: Identifiers, text: Text) -> Iterator[tuple[Definition, Usage]]:
+    pieces: dict[int, Piece] = {number: piece for piece in text.pieces for number, _ in piece.lines}
+    for line, links in names.links(text.item.source).items():
+        if (piece := pieces.get(line)) is None:
+            continue
+        place = Usage(text.item.output, piece.id, piece.qualname)
+        for to in (link.to for link in links if isinstance(link.to, Definition)):
+            if to.kind in ("class", "function") and not _inside(piece, to, text):
+                yield to, place
+
+
+def _inside(piece: Piece, to: Definition, text: Text) -> bool:
+    return to.path == text.item.source and f"{piece.qualname}.".startswith(f"{to.qualname}.")
+
+
+# ## Which tests name a definition
+#
+# > Below a definition stand those tests of its chapter that name it, so that a claim leads to its proof.
+#
+# A chapter names the files that prove it, and here they are read as the sources are. What a test names itself
+# counts, what the helpers and fixtures of its file name for it, and in a chapter what a tested definition is
+# made of. Nothing is run. A test that names little is more about what it names than one that names much, so
+# it comes first.
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """A test: its file, its name as pytest knows it, its line, and the definitions that it names."""
+
+    path: str
+    name: str
+    line: int
+    named: tuple[Definition, ...]
+
+
+# The tests of each definition of a source, by the id of its section.
+Tests = Mapping[str, tuple[Test, ...]]
+
+
+def texts(config: Config, memory: Memory) -> tuple[Text, ...]:
+    """The files of all tests, as texts that no page shows; a file that cannot be read is left out."""
+    own = {chapter.source for chapter in config.chapters}
+    paths = dict.fromkeys(proof.path for chapter in config.chapters for proof in chapter.proves)
+    return tuple(text for path in paths if path not in own and (text := _text(config, path, memory)))
+
+
+def _text(config: Config, path: str, memory: Memory) -> Text | None:
+    try:
+        written, _ = read_source(config.project / path, path)
+    except (OSError, SidelitError):
+        return None
+    module = ".".join(PurePosixPath(path).with_suffix("").parts)
+    item = Chapter(source=path, output="", name=path, module=module)
+    return Text(
+        item,
+        path,
+        (),
+        Ids(),
+        digest=store.digest(path, written),
+        surface=of_text(written),
+        memory=memory,
+    )
+
+
+def tested_by(
+    config: Config, names: Identifiers, tests: Sequence[Text], uses: Mapping[str, Uses]
+) -> Mapping[str, Tests]:
+    """The tests of all definitions, by their sources."""
+    read = {text.item.source: _tests_of(config, names, text) for text in tests}
+    return {
+        chapter.source: _of_chapter(chapter, names, read, uses.get(chapter.source, {}))
+        for chapter in config.chapters
+        if chapter.proves
+    }
+
+
+def _of_chapter(
+    chapter: Chapter, names: Identifiers, read: Mapping[str, Sequence[Test]], uses: Uses
+) -> Tests:
+    own = [test for proof in chapter.proves for test in read.get(proof.path, ()) if _is_of(test, proof)]
+    found: dict[str, dict[Test, None]] = {}
+    for test in sorted(dict.fromkeys(own), key=lambda test: len(test.named)):
+        for to in test.named:
+            if to.path == chapter.source and (section := names.section(to)):
+                found.setdefault(section, {})[test] = None
+                # Who tests a method tests its class, and who makes an object tests how it is made.
+                for other in filter(None, (f"{section}.__init__", section.rpartition(".")[0])):
+                    found.setdefault(other, {})[test] = None
+    _spread(found, {section: [*_users(section, chapter, uses)] for section in names.sections(chapter.source)})
+    return {section: tuple(each) for section, each in found.items()}
+
+
+def _users(section: str, chapter: Chapter, uses: Uses) -> Iterator[str]:
+    """What of its chapter uses a definition, and the class that it is a method of."""
+    yield from (place.name for place in uses.get(section, ()) if place.output == chapter.output)
+    yield section.rpartition(".")[0]
+
+
+def _is_of(test: Test, proof: Proof) -> bool:
+    return not proof.name or f"{test.name}::".startswith(f"{proof.name}::")
+
+
+def _spread(found: dict[str, dict[Test, None]], users: Mapping[str, Sequence[str]]) -> None:
+    """Let what no test names have the tests of those definitions beside it that use it."""
+    waiting = {section: names for section, names in users.items() if section not in found}
+    while reached := [each for each, names in waiting.items() if any(name in found for name in names)]:
+        tests = {
+            each: {test: None for name in waiting[each] for test in found.get(name, ())} for each in reached
+        }
+        found.update(tests)
+        for each in reached:
+            del waiting[each]
+
+
+# ## A file of tests
+
+
+def _tests_of(config: Config, names: Identifiers, text: Text) -> tuple[Test, ...]:
+    outline = names.outlines.get(text.item.source)
+    key = (text.digest, outline.digest, store.digest(outline.targets)) if outline else ""
+    return text.memory.of("tests", key, lambda: tuple(_found(config, names, text.item.source)))
+
+
+def _found(config: Config, names: Identifiers, path: str) -> Iterator[Test]:
+    try:
+        tree = syntax.tree(read_source(config.project / path, path)[0])
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    nodes = dict(_functions(tree))
+    owners = {line: name for name, node in nodes.items() for line in _lines(node)}
+    direct: dict[str, dict[Definition | str, None]] = {
+        name: dict(_fixtures(node, nodes)) for name, node in nodes.items()
+    }
+    for line, links in names.links(path).items():
+        for link in links if line in owners else ():
+            if isinstance(link.to, Definition):
+                own = link.to.path == path
+                direct[owners[line]][link.to.qualname.replace(".", "::") if own else link.to] = None
+    for name, node in nodes.items():
+        if name.rpartition("::")[2].startswith("test"):
+            yield Test(path, name, node.lineno, tuple(_named(name, direct)))
+
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _functions(tree: ast.Module) -> Iterator[tuple[str, Function]]:
+    """The functions of a file and the methods of its classes, as pytest calls them."""
+    for node in tree.body:
+        if isinstance(node, Function):
+            yield node.name, node
+        elif isinstance(node, ast.ClassDef):
+            yield from (
+                (f"{node.name}::{each.name}", each) for each in node.body if isinstance(each, Function)
+            )
+
+
+def _lines(node: Function) -> range:
+    first = min(each.lineno for each in (node, *node.decorator_list))
+    return range(first, (node.end_lineno or node.lineno) + 1)
+
+
+def _fixtures(node: Function, nodes: Mapping[str, Function]) -> Iterator[tuple[str, None]]:
+    """A parameter that is called as a function of the file is given what that returns."""
+    parameters = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+    yield from ((each.arg, None) for each in parameters if each.arg in nodes)
+
+
+def _named(name: str, direct: Mapping[str, Mapping[Definition | str, None]]) -> Iterator[Definition]:
+    """The classes and functions of others that a function names, by itself or through those beside it."""
+    seen, left = set[Definition | str](), [name]
+    while left:
+        for each in direct.get(left.pop(), ()):
+            if each in seen:
+                continue
+            seen.add(each)
+            if isinstance(each, str):
+                left.append(each)
+            elif each.kind in ("class", "function"):
+                yield each
+
+
+# ## What stands below a definition
+#
+# > Where it is used and which tests name it, each as a link.
+#
+# A page is made again when either changes, so a page that asks is noted, with the source that it asked about.
+
+
+# What `kept.asking` calls the uses and the tests of a source.
+NOTED = ":employed/{}"
+
+
+@dataclass(frozen=True, slots=True)
+class Backlinks:
+    """Where the definitions of a site are used, and which tests name them, by their sources."""
+
+    uses: Mapping[str, Uses] = field(default_factory=dict)
+    tests: Mapping[str, Tests] = field(default_factory=dict)
+
+    def of(self, source: str, section: str) -> tuple[tuple[Usage, ...], tuple[Test, ...]]:
+        """The uses and the tests of one definition."""
+        records.note(NOTED.format(source))
+        return self.uses.get(source, {}).get(section, ()), self.tests.get(source, {}).get(section, ())
+
+    def digest(self, source: str) -> str:
+        """Stands for all uses and tests of a source."""
+        tests = {
+            section: [(test.path, test.name, test.line) for test in found]
+            for section, found in self.tests.get(source, {}).items()
+        }
+        return store.digest(self.uses.get(source, {}), tests)
