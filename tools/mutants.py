@@ -26,6 +26,7 @@ import argparse
 import ast
 import compileall
 import difflib
+import io
 import os
 import random
 import re
@@ -34,10 +35,11 @@ import shutil
 import subprocess
 import sys
 import time
+import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from py_compile import PycInvalidationMode
 from typing import Any
@@ -122,14 +124,18 @@ def file_of(package: Path, module: str) -> Path:
 def no_code(path: Path) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """The parts of a module that are for its readers and for the checker of types.
 
-    These are annotations, assertions, and the `strict=True` of a `zip`, which is an assertion, too.
+    These are annotations, assertions, the `strict=True` of a `zip`, which is an assertion, too, and the bare
+    `*` of a signature.
     """
     parts: list[Any] = []
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         parts += [getattr(node, "annotation", None), getattr(node, "returns", None)]
         if isinstance(node, ast.Assert) or (isinstance(node, ast.keyword) and node.arg == "strict"):
             parts.append(node)
-    return [((p.lineno, p.col_offset), (p.end_lineno, p.end_col_offset)) for p in parts if p is not None]
+    found = [((p.lineno, p.col_offset), (p.end_lineno, p.end_col_offset)) for p in parts if p is not None]
+    tokens = list(tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline))
+    bare = (one for one, after in pairwise(tokens) if one.string == "*" and after.string == ",")
+    return found + [(one.start, one.end) for one in bare]
 
 
 def drawn(made: dict[str, list[WorkItem]], seed: int) -> list[WorkItem]:

@@ -50,6 +50,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -169,7 +170,8 @@ def fault(
     # An overflow with a scale above 1 is left to the scaler, which lowers the scale.
     if all(map(math.isfinite, sums)) or scale() > 1:
         return None
-    guilty = first_bad(model, in_backward_order(model), gradients_of)
+    parts = partial(gradients_of, once=False)
+    guilty = first_bad(model, in_backward_order(model), parts)
     where = guilty.name if guilty else "the model"
     return f"the gradients of {where} became infinite or NaN, while the loss was finite"
 

@@ -185,7 +185,7 @@ def gradients(model: nn.Module, *, once: bool = False) -> Iterator[Tensor]:
         yield from gradients_of(unit, once=once)
 
 
-def gradients_of(unit: Unit, *, once: bool = False) -> Iterator[Tensor]:
+def gradients_of(unit: Unit, *, once: bool) -> Iterator[Tensor]:
     """This rank's parts of the gradients of one unit."""
     for flat in unit.trainable:
         refuse_waiting(flat)

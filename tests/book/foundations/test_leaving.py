@@ -7,7 +7,9 @@ import re
 import subprocess
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,25 +54,32 @@ def test_a_rank_whose_batches_ran_out_is_named(stage: int) -> None:
     assert said.endswith(UNEVEN)
 
 
-def goes_to_evaluate() -> str:
-    """Rank 1 is through with its batches, and evaluates."""
+def goes_on_alone(how: str) -> str:
+    """Rank 1 is through with its batches, and evaluates, or calls a layer by itself."""
     warnings.simplefilter("ignore")
     rank = dist.get_rank()
     model = shard(chain())
     for step in range(2):
         error(model, batch(rank, step)).backward()
     model.train(rank == 0)
+    layer: Any = model[0]
+    called = (
+        partial(layer, batch(rank, 2)[0])
+        if rank and how == "separate 0"
+        else partial(error, model, batch(rank, 2))
+    )
     with pytest.raises(Disagreement) as caught, torch.set_grad_enabled(rank == 0):
-        error(model, batch(rank, 2))
+        called()
     return str(caught.value)
 
 
-def test_a_rank_that_has_gone_on_to_evaluate_is_named_on_every_rank() -> None:
-    first, second = ranks.run(2, goes_to_evaluate)
+@pytest.mark.parametrize("how", ["evaluation", "separate 0"])
+def test_a_rank_that_has_gone_on_to_something_else_is_named_on_every_rank(how: str) -> None:
+    first, second = ranks.run(2, goes_on_alone, how)
     assert first == second
     # Of the two, the rank that came first is named first.
-    kinds = [re.search(f"rank {rank}\\b.*? its (\\w+) pass", first) for rank in range(2)]
-    assert [kind and kind[1] for kind in kinds] == ["forward", "evaluation"], first
+    kinds = [re.search(f"rank {rank}\\b.*? its ([\\w ]+) pass", first) for rank in range(2)]
+    assert [kind and kind[1] for kind in kinds] == ["forward", how], first
     assert first.endswith(UNEVEN)
 
 

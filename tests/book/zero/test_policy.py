@@ -323,7 +323,10 @@ def evaluates_in_full_precision() -> None:
         with no_sync(model):
             error(model, data).backward()
         with full_precision(model), torch.enable_grad():
-            assert error(model, data).item() == error(plain, data).item()
+            loss = error(model, data)
+            assert loss.item() == error(plain, data).item()
+            # Gradients of the masters would reach nobody.
+            assert not loss.requires_grad
         error(model, batch(dist.get_rank(), 1)).backward()
         optimizer.step()
         seen = model[1].register_forward_pre_hook(partial(enter_in_the_middle, model))

@@ -18,7 +18,7 @@ import ranks
 from shardbook import Policy
 from shardbook.zero import scheduler
 from shardbook.zero.scheduler import MOST, Prefetch, Route, Scheduler
-from shardbook.zero.unit import STAGES, State, bundles
+from shardbook.zero.unit import STAGES, State, bundles, gather_together
 
 
 class Fake(SimpleNamespace):
@@ -132,6 +132,11 @@ def test_small_units_are_gathered_with_the_one_that_is_due(
     # Nothing more is due until one of those is used that were asked for.
     prefetch.start(following, following)
     assert exchanges == expected
+
+
+def test_one_unit_alone_is_gathered_by_itself() -> None:
+    gather_together([only := unit("a")])
+    assert only.state is State.GATHERING
 
 
 def test_without_a_number_of_bytes_each_unit_is_gathered_by_itself(exchanges: list[str]) -> None:

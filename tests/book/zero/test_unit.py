@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import ranks
 from shardbook.foundations.collectives import Groups, PendingGather, PendingReduce
 from shardbook.zero.flat import Flat, version_of
+from shardbook.zero.scheduler import scheduler_of
 from shardbook.zero.unit import State, bundles, reduced_alike
 
 DATA = torch.arange(8.0).view(2, 4)
@@ -138,6 +139,18 @@ def what_is_refused() -> None:
 
 def test_a_unit_is_not_shown_before_it_is_whole_nor_reduced_twice_at_once() -> None:
     ranks.run(2, what_is_refused)
+
+
+def what_is_sent_is_not_copied() -> None:
+    from shardbook import shard
+
+    model = shard(nn.Linear(4, 4))
+    (flat,) = (flat for unit in scheduler_of(model).units for flat in unit.flats)
+    assert flat.piece() is flat.shard
+
+
+def test_a_part_that_is_sent_in_its_own_dtype_is_not_copied() -> None:
+    ranks.run(2, what_is_sent_is_not_copied)
 
 
 def what_was_sent_is_freed() -> None:
