@@ -24,9 +24,9 @@ records and returns frozen records, none looks back, and none runs the code it p
 | `export` | a site | one PDF, slides, an archive, notebooks, older versions |
 | `lint` | sources and catalogues | what is wrong with them |
 
-`files` reads and writes, `cache` keeps what earlier builds have done, `theme` finds templates and assets. The
-doors are `api`, `cli`, `serve` and `mkdocs_plugin`. Start with `site/site.py`, which is the pipeline in one
-place, or with `python -m sidelit --help`.
+`files` reads and writes, `cache` holds the build graph and what earlier builds have made, `theme` finds
+templates and assets. The doors are `api`, `cli`, `serve` and `mkdocs_plugin`. Start with `site/site.py`,
+which is the pipeline in one place, or with `python -m sidelit --help`.
 
 | what is new | where it goes |
 |---|---|

@@ -1,1 +1,1 @@
-"""Work of earlier builds, and what is kept out of memory."""
+"""The build graph, the store of what earlier builds have made, and what is kept out of memory."""

@@ -15,8 +15,8 @@ from pathlib import Path
 from markdown_it.token import Token
 
 from sidelit.cache import store
-from sidelit.cache.records import Kept, Late
-from sidelit.cache.store import Memory
+from sidelit.cache.graph import Graph, Kept
+from sidelit.cache.records import Late
 from sidelit.catalog import po_file
 from sidelit.catalog.po_file import Entry, File
 from sidelit.catalog.sync import (
@@ -180,7 +180,7 @@ Others = Late[str | tuple[str, str, str], Entry]
 
 
 def matched(
-    page: PageUnits, lang: str, own: Sequence[File], others: Others, source: str, known: Memory
+    page: PageUnits, lang: str, own: Sequence[File], others: Others, source: str, known: Graph
 ) -> Catalog:
     """The catalogue of a page; `own` are the files of its entries, `others` the translations of all pages."""
     looked = Late(lambda: others)
@@ -271,7 +271,7 @@ def load(
     locale_dir: Path,
     languages: Sequence[str],
     source: str = "en",
-    known: Memory | None = None,
+    known: Graph | None = None,
 ) -> Catalogs:
     """Read all catalogues below `locale_dir` and match them with the pages.
 
@@ -279,7 +279,7 @@ def load(
     in, for what stays in it. `known` is the work of earlier builds. Raises `SidelitError` at the first
     line that is not a sound catalogue, and for a folder of a language that the site does not have.
     """
-    known = known or Memory()
+    known = known or Graph()
     catalogs = {}
     for lang, files in _read_all(locale_dir, languages, known).items():
         others = Late(partial(_remembered, tuple(files.values())))
@@ -295,15 +295,13 @@ def _remembered(files: Sequence[po_file.File]) -> Mapping[str | tuple[str, str, 
     return remember(entry for file in files for entry in file.read())
 
 
-def _read_all(
-    locale_dir: Path, languages: Sequence[str], known: Memory
-) -> dict[str, dict[str, po_file.File]]:
+def _read_all(locale_dir: Path, languages: Sequence[str], known: Graph) -> dict[str, dict[str, po_file.File]]:
     """The entries of every file, by language and page, whether the site still has that page or not."""
     _check_folders(locale_dir, languages)
     return {lang: dict(_read_language(locale_dir, lang, known)) for lang in languages}
 
 
-def _read_language(locale_dir: Path, lang: str, known: Memory) -> Iterator[tuple[str, po_file.File]]:
+def _read_language(locale_dir: Path, lang: str, known: Graph) -> Iterator[tuple[str, po_file.File]]:
     for page, path in _files(locale_dir / lang):
         yield page, po_file.opened(path, lang, _shown(path, locale_dir), known)
 

@@ -26,7 +26,7 @@ from pathlib import Path
 import polib
 
 from sidelit.cache import store
-from sidelit.cache.store import Memory
+from sidelit.cache.graph import Graph
 from sidelit.errors import SidelitError
 from sidelit.files import assets, atomic
 
@@ -78,12 +78,12 @@ class File:
     read: Callable[[], tuple[Entry, ...]]
 
 
-def opened(path: Path, lang: str, shown: str, memory: Memory) -> File:
+def opened(path: Path, lang: str, shown: str, graph: Graph) -> File:
     """Find a catalogue sound, which an earlier build may have done; raises as `read` does."""
     text = _decode(path, shown)
     key = store.digest(text, lang, shown)
-    read = partial(memory.of, "catalogues", key, partial(_read, path, text, lang, shown))
-    if memory.knows("catalogues", key):
+    read = partial(graph.of, "catalogues", key, partial(_read, path, text, lang, shown))
+    if graph.knows("catalogues", key):
         return File(key, read)
     entries = read()
     return File(key, lambda: entries)

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from sidelit.cache.records import Kept
-from sidelit.cache.store import Memory
+from sidelit.cache.graph import Graph, Kept
 from sidelit.config import config as configuration
 from sidelit.config.chapters import Chapter
 from sidelit.config.config import Config
@@ -46,12 +45,12 @@ def publish(config: Config, redirects: Redirects) -> Path:
     return path
 
 
-def placed(config: Config, item: Chapter, memory: Memory | None = None) -> ledger.Placed:
+def placed(config: Config, item: Chapter, graph: Graph | None = None) -> ledger.Placed:
     """Read the source of a chapter.
 
     Raises `SidelitError` when it cannot be read as Python.
     """
-    document = summary.read(config.project / item.source, item.source, memory)
+    document = summary.read(config.project / item.source, item.source, graph)
     return ledger.Placed(item.name, item.output, document, item.former)
 
 
@@ -129,11 +128,11 @@ def _in_ledger(config: Config) -> Iterator[None]:
 Report = Callable[[SidelitError], None]
 
 
-def prose(item: Prose, path: Path, memory: Memory) -> Text:
+def prose(item: Prose, path: Path, graph: Graph) -> Text:
     """Read a page of Markdown, as `content.prose` does."""
     written = content.written(item, path)
     key = content.prose_digest(item, written)
-    return _text(key, lambda report: content.prose(item, written), memory)[0]
+    return _text(key, lambda report: content.prose(item, written), graph)[0]
 
 
 def chapter(
@@ -142,7 +141,7 @@ def chapter(
     names: Sequence[Anchor],
     number: int,
     report: Report,
-    memory: Memory,
+    graph: Graph,
 ) -> Text:
     """Make the text of a source, as `content.chapter` does."""
     key = content.chapter_digest(item, document, names, number)
@@ -151,29 +150,28 @@ def chapter(
         text = content.chapter(item, document, names, number, report)
         return replace(text, surface=surface(document))
 
-    text, faults = _text(key, make, memory)
+    text, faults = _text(key, make, graph)
     for error in faults:
         report(error)
     return text
 
 
-def _text(key: str, make: Callable[[Report], Text], memory: Memory) -> tuple[Text, tuple[SidelitError, ...]]:
+def _text(key: str, make: Callable[[Report], Text], graph: Graph) -> tuple[Text, tuple[SidelitError, ...]]:
     """A text, and what is wrong in it."""
     pieces: list[tuple[Piece, ...]] = []
 
     def first() -> tuple[Text, int, tuple[SidelitError, ...]]:
         faults: list[SidelitError] = []
         text = make(faults.append)
-        pieces.append(memory.alone("pieces", key, lambda: tuple(text.pieces)))
+        pieces.append(graph.alone("pieces", key, lambda: tuple(text.pieces)))
         return replace(text, pieces=()), len(text.pieces), tuple(faults)
 
     def again() -> tuple[Piece, ...]:
         # Those that this build has made stay: much will be asked about them.
         if pieces:
             return pieces[0]
-        return memory.alone("pieces", key, lambda: tuple(make(lambda error: None).pieces))
+        return graph.alone("pieces", key, lambda: tuple(make(lambda error: None).pieces))
 
-    text, length, faults = memory.of("texts", key, first)
-    # `kept.asking` tells who asks for them.
-    kept = Kept(again, length, text.item.source)
-    return replace(text, pieces=kept, memory=memory), faults
+    text, length, faults = graph.of("texts", key, first)
+    kept = Kept(again, length, content.READ.format(text.item.source))
+    return replace(text, pieces=kept, graph=graph), faults

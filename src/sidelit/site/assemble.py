@@ -194,9 +194,9 @@ def _original(renderer: PageRenderer) -> model.Alternate | None:
 
 def forward(renderer: PageRenderer) -> model.Link:
     """To the page that went from this address."""
-    lead = renderer.build.leads[renderer.item.output][""]
-    other = renderer.edition.pages[lead.output]
-    return model.Link(other.label, renderer.nav.to(lead.output), lang=other.label_lang)
+    lead = links.leading(renderer.build.leads, renderer.item.output)[""]
+    label, lang = renderer.edition.label(lead.output)
+    return model.Link(label, renderer.nav.to(lead.output), lang=lang)
 
 
 def moved(renderer: PageRenderer) -> Iterator[model.Moved]:
@@ -238,8 +238,9 @@ def _lesson_of_lab(renderer: PageRenderer, item: Lab) -> model.Link | None:
         what, hint = f"there is no lesson {text.lesson!r}", f"there is {', '.join(lessons) or 'none'}"
         renderer.build.report(SidelitError(what, path=item.source, line=text.lesson_line, hint=hint))
         return None
-    other = renderer.edition.pages[lessons[text.lesson].output]
-    return model.Link(other.label, renderer.nav.to(other.text.item.output), lang=other.label_lang)
+    output = lessons[text.lesson].output
+    label, lang = renderer.edition.label(output)
+    return model.Link(label, renderer.nav.to(output), lang=lang)
 
 
 def _place(item: Lab) -> str:
@@ -355,8 +356,8 @@ def _see(renderer: PageRenderer, href: str, line: int) -> model.Link:
         path = renderer.config.shown(renderer.config.folder / "glossary.toml")
         renderer.build.report(SidelitError(error.what, path=path, line=line, hint=error.hint))
         return model.Link(href, None)
-    known = renderer.edition.pages[there.output]
-    return model.Link(known.label, address, lang=known.label_lang)
+    label, lang = renderer.edition.label(there.output)
+    return model.Link(label, address, lang=lang)
 
 
 def kind(shown: Page) -> str:

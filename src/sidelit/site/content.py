@@ -17,8 +17,8 @@ from typing import TypeVar
 from markdown_it.token import Token
 
 from sidelit.cache import store
-from sidelit.cache.records import Ids, note
-from sidelit.cache.store import Memory
+from sidelit.cache.graph import Graph, note
+from sidelit.cache.records import Ids
 from sidelit.catalog import sync
 from sidelit.config.chapters import Chapter
 from sidelit.config.config import SITE, Config
@@ -157,6 +157,9 @@ def _missing(name: str, example: str, path: str, line: int) -> SidelitError:
 
 Value = TypeVar("Value")
 
+# What a task notes that reads a text, by its source.
+READ = "text:{}"
+
 
 @dataclass(frozen=True, slots=True)
 class Fold:
@@ -224,13 +227,13 @@ class Text:
     """Stands for everything that the pieces were made from; empty if nobody knows."""
     surface: Surface = field(default_factory=Surface)
     """What other sources can know of it."""
-    memory: Memory = field(default_factory=Memory, repr=False, compare=False)
+    graph: Graph = field(default_factory=Graph, repr=False, compare=False)
     """What earlier builds worked out."""
 
     def once(self, kind: str, make: Callable[[], Value], *others: str) -> Value:
         """What `make` finds in this text; it may look at what the digests of `others` stand for, too."""
-        note(self.item.source)
-        return self.memory.of(kind, (self.digest, *others) if self.digest else "", make)
+        note(READ.format(self.item.source))
+        return self.graph.of(kind, (self.digest, *others) if self.digest else "", make)
 
     @property
     def prose(self) -> bool:

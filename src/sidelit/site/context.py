@@ -17,7 +17,7 @@ import jinja2
 from markdown_it.token import Token
 from markupsafe import Markup, escape
 
-from sidelit.cache.records import Kept
+from sidelit.cache.graph import Kept
 from sidelit.catalog.catalog import Catalogs
 from sidelit.config.chapters import Proof
 from sidelit.config.config import Config
@@ -28,7 +28,7 @@ from sidelit.errors import SidelitError
 from sidelit.figures.drawing import Drawing, Gallery
 from sidelit.figures.words import Said
 from sidelit.files.assets import BUNDLES
-from sidelit.site import links, metadata, model, pictures
+from sidelit.site import content, links, metadata, model, pictures
 from sidelit.site.content import Text
 from sidelit.site.edition import Edition, Page
 from sidelit.site.identifiers import NOBODY, Identifiers
@@ -105,34 +105,40 @@ def _asset_address(root: str, theme: Theme) -> Callable[[str], str]:
 # > One record goes with every page to the place where it is put together.
 
 
+# Marks a field of which pages note what they read, or that follows from files which are told of. What
+# stands for the others is part of every page's key.
+NOTED = "noted"
+_noted = {NOTED: True}
+
+
 @dataclass(frozen=True, slots=True)
 class BuildContext:
     """What all pages of one build share."""
 
     config: Config
-    editions: Mapping[str, Edition]
-    index: Index
-    math: Typesetter
+    editions: Mapping[str, Edition] = field(metadata=_noted)
+    index: Index = field(metadata=_noted)
+    math: Typesetter = field(metadata=_noted)
     origin: Origin
     glossary: Glossary = field(default_factory=Glossary)
-    uses: Mapping[str, tuple[Use, ...]] = field(default_factory=dict)
+    uses: Mapping[str, tuple[Use, ...]] = field(default_factory=dict, metadata=_noted)
     """Where each term of the glossary is used, by its name."""
     works: tuple[model.Work, ...] = ()
     proved: Mapping[Proof, int] = field(default_factory=dict)
     """Where each test that a chapter names stands in its file."""
-    backlinks: Backlinks = field(default_factory=Backlinks)
+    backlinks: Backlinks = field(default_factory=Backlinks, metadata=_noted)
     """Where each definition is used, and which tests name it."""
-    leads: links.Leads = field(default_factory=dict)
-    texts: Mapping[str, Text] = field(default_factory=dict)
+    leads: links.Leads = field(default_factory=dict, metadata=_noted)
+    texts: Mapping[str, Text] = field(default_factory=dict, metadata=_noted)
     """Every page as it was written, by its source."""
-    names: Identifiers = NOBODY
+    names: Identifiers = field(default=NOBODY, metadata=_noted)
     """What the names in code mean."""
-    notations: Mapping[str, Notation] = field(default_factory=dict)
+    notations: Mapping[str, Notation] = field(default_factory=dict, metadata=_noted)
     """What each page declares its symbols to mean, by its source."""
-    figures: Gallery = field(default_factory=Gallery)
+    figures: Gallery = field(default_factory=Gallery, metadata=_noted)
     cited: metadata.Project | None = None
     """What a citation names; `None` for files that are printed without their project."""
-    shelf: Catalogs | None = None
+    shelf: Catalogs | None = field(default=None, metadata=_noted)
     """The catalogues."""
     theme: Theme = field(default_factory=Theme)
     """The templates and the assets."""
@@ -140,7 +146,7 @@ class BuildContext:
     """The pictures that lie beside the sources."""
     lenient: bool = False
     """Show what is wrong as it was typed and go on: for sources that were not written for this press."""
-    report: Callable[[SidelitError], None] = lambda error: None
+    report: Callable[[SidelitError], None] = field(default=lambda error: None, metadata=_noted)
     """Told of every mistake, in either mode."""
 
 
@@ -273,7 +279,10 @@ class Notations(Mapping[str, Notation]):
     """What each text declares its symbols to mean, by its source; it is read when a page asks for it."""
 
     def __init__(self, texts: Iterable[Text]) -> None:
-        self._texts = {text.item.source: Kept(partial(_read, text), 1, text.item.source) for text in texts}
+        self._texts = {
+            source: Kept(partial(_read, text), 1, content.READ.format(source))
+            for source, text in ((text.item.source, text) for text in texts)
+        }
 
     def __getitem__(self, source: str) -> Notation:
         return self._texts[source][0]

@@ -17,7 +17,7 @@ from typing import TypeVar
 from markdown_it.token import Token
 
 from sidelit.cache import store
-from sidelit.cache.records import Kept, note
+from sidelit.cache.graph import Kept, Noted, as_one, note
 from sidelit.catalog import catalog
 from sidelit.config.config import SITE, Config
 from sidelit.site.content import Piece, Text
@@ -25,6 +25,9 @@ from sidelit.site.model import NavGroup
 from sidelit.text import markup
 
 SUMMARY = 200
+# What a task notes that reads a page or its label, by the language and the place of the page.
+READ = "page:{}/{}"
+LABEL = "label:{}/{}"
 Value = TypeVar("Value")
 
 
@@ -65,12 +68,12 @@ class Page:
     def once(self, kind: str, make: Callable[[], Value], *others: str) -> Value:
         """What `make` finds in this page; it may look at what the digests of `others` stand for, too."""
         note(_name(self.text, self.lang))
-        return self.text.memory.of(kind, self.key(*others), make)
+        return self.text.graph.of(kind, self.key(*others), make)
 
     def once_alone(self, kind: str, make: Callable[[], Value], *others: str) -> Value:
         """The same for what is large."""
         note(_name(self.text, self.lang))
-        return self.text.memory.alone(kind, self.key(*others), make)
+        return self.text.graph.alone(kind, self.key(*others), make)
 
     def key(self, *others: str) -> tuple[str, ...]:
         """Stands for all that the page was made from, and for what `others` do; empty if nobody knows."""
@@ -93,7 +96,7 @@ class Edition:
 
     lang: str
     pages: Mapping[str, Page]
-    """By their place in the site."""
+    """By their place in the site; who looks one up reads all of it."""
     parts: tuple[tuple[str, str | None], ...]
     """The label of each part, and its language where that is not the edition's."""
     tagline: str
@@ -107,6 +110,12 @@ class Edition:
     contents: dict[str, tuple[NavGroup, ...]] = field(default_factory=dict, repr=False, compare=False)
     """What all pages of one folder have in common: links to every page, made when the first asks for them."""
 
+    def label(self, output: str) -> tuple[str, str | None]:
+        """What a page is called, and in which language where that is not the edition's."""
+        with as_one(LABEL.format(self.lang, output)):
+            page = self.pages[output]
+        return page.label, page.label_lang
+
 
 def edition(config: Config, texts: Sequence[Text], shelf: catalog.Catalogs, lang: str) -> Edition:
     """Put every page of the site into one language."""
@@ -118,7 +127,8 @@ def edition(config: Config, texts: Sequence[Text], shelf: catalog.Catalogs, lang
     pages = {text.item.output: page(text, shelf.translation(text.item.name, lang), lang) for text in texts}
     course = _label(config.course.label, book, "nav")
     labs = _label(config.labs.label, book, "nav")
-    return Edition(lang, pages, parts, tagline, licence_note, course, labs, questions)
+    noted = Noted(pages, READ.format(lang, "{}"))
+    return Edition(lang, noted, parts, tagline, licence_note, course, labs, questions)
 
 
 def page(text: Text, book: catalog.Catalog | None, lang: str) -> Page:
@@ -161,8 +171,7 @@ def _digest(text: Text, book: catalog.Catalog | None) -> str:
 
 
 def _name(text: Text, lang: str) -> str:
-    """What `kept.asking` calls the words of a page."""
-    return f"{lang}/{text.item.source}"
+    return READ.format(lang, text.item.output)
 
 
 def _words(text: Text, book: catalog.Catalog | None) -> tuple[Words, ...]:

@@ -14,8 +14,8 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from sidelit import workers
-from sidelit.cache import records, store
-from sidelit.cache.records import AT_HAND
+from sidelit.cache import store
+from sidelit.cache.graph import AT_HAND, note
 from sidelit.config.chapters import Chapter
 from sidelit.config.config import Config
 from sidelit.names import library
@@ -68,8 +68,8 @@ def linked(folder: Path, texts: Sequence[Text], jobs: int | None) -> Linked:
     outlines: dict[str, Outline] = {}
     missing = []
     for source, text in chapters.items():
-        if text.memory.knows("links", keys[source]) and text.memory.knows("outlines", keys[source]):
-            outlines[source] = text.memory.of("outlines", keys[source], Outline)
+        if text.graph.knows("links", keys[source]) and text.graph.knows("outlines", keys[source]):
+            outlines[source] = text.graph.of("outlines", keys[source], Outline)
         else:
             missing.append(source)
     made: dict[str, Links] = {}
@@ -80,14 +80,14 @@ def linked(folder: Path, texts: Sequence[Text], jobs: int | None) -> Linked:
         with names:
             made |= zip(missing, workers.shared(names.links, missing, jobs), strict=True)
     for source, links in made.items():
-        chapters[source].memory.of("links", keys[source], partial(dict, links))
-        outlines[source] = chapters[source].memory.of("outlines", keys[source], partial(_outline, links))
+        chapters[source].graph.of("links", keys[source], partial(dict, links))
+        outlines[source] = chapters[source].graph.of("outlines", keys[source], partial(_outline, links))
 
     @lru_cache(maxsize=AT_HAND)
     def read(source: str) -> Links:
         if source in made or source not in chapters:
             return made.get(source, {})
-        return chapters[source].memory.of("links", keys[source], lambda: names.links(source))
+        return chapters[source].graph.of("links", keys[source], lambda: names.links(source))
 
     return Linked(read, outlines)
 
@@ -192,7 +192,7 @@ class Identifiers:
         self, source: str, lines: tuple[tuple[int, str], ...], page: str
     ) -> tuple[tuple[int, str], ...]:
         """Lines of code of a source, with links as a page of the site needs them."""
-        records.note(NOTED.format(source))
+        note(READ.format(source))
         # The page in the next language shows the same.
         key = source, lines, page
         if key not in self._marked:
@@ -220,7 +220,9 @@ class Identifiers:
         """Stands for all links of a source, with their addresses as seen from its own page."""
         outline = self.outlines.get(source, Outline())
         page = self.shown[source].output if source in self.shown else ""
-        return store.digest(outline.digest, [(to, self.address(to, page)) for to in outline.targets])
+        # Of what is documented elsewhere a page shows the name, too.
+        shown = [(to if isinstance(to, str) else "", self.address(to, page)) for to in outline.targets]
+        return store.digest(outline.digest, shown)
 
     def address(self, to: Definition | str, page: str) -> str | None:
         """The address of what a name means, seen from a page of the site."""
@@ -254,8 +256,8 @@ class Identifiers:
 
 # How many sections stay at hand with their links.
 MOST = 1000
-# What `kept.asking` calls the links of a source.
-NOTED = ":names/{}"
+# What a task notes that reads the links of a source.
+READ = "names:{}"
 NOBODY = Identifiers({}, partial(_of, {}), {})
 
 

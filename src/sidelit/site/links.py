@@ -13,6 +13,7 @@ from functools import lru_cache
 from urllib.parse import quote, unquote
 
 from sidelit.cache import store
+from sidelit.cache.graph import note
 from sidelit.cache.records import Ids
 from sidelit.config.chapters import Chapter
 from sidelit.config.config import Config
@@ -69,9 +70,19 @@ def forwards(found: Leads, texts: Sequence[Text]) -> tuple[str, ...]:
     return tuple(address for address in sorted(found) if address not in {text.item.output for text in texts})
 
 
+# What a task notes that asks where an old address leads, and whether a text has a section.
+LEADS, SECTION = "leads:{}", "section:{}\t{}\t{}"
+
+
+def leading(found: Leads, address: str) -> Mapping[str, Lead]:
+    """Where the readers of an old address go."""
+    note(LEADS.format(address))
+    return found.get(address, {})
+
+
 def departed(found: Leads, text: Text) -> dict[str, Lead]:
     """The ids that lead from a page to another one; those that it has today stay."""
-    there = found.get(text.item.output, {})
+    there = leading(found, text.item.output)
     return {old: lead for old, lead in there.items() if old and old not in text.ids}
 
 
@@ -123,6 +134,13 @@ class Target:
     ids: Set[str]
     moved: Mapping[str, Lead] = field(default_factory=dict)
     """Where the ids lead that are on another page now, or are called otherwise there."""
+    address: str = ""
+    """The old address that it was found by, if it was."""
+
+    def knows(self, anchor: str) -> tuple[bool, Lead | None]:
+        """Whether it has an id, and where that leads otherwise."""
+        note(SECTION.format(self.source, self.address, anchor))
+        return anchor in self.ids, self.moved.get(anchor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,20 +239,18 @@ class Index:
 
     def _place(self, anchor: str, target: Target, page: Target, line: int, here: bool = False) -> str:
         """The address of a section, or of the whole page for an empty anchor; `here` says no path."""
-        if (lead := target.moved.get(anchor)) is not None:
+        known, lead = target.knows(anchor)
+        if lead is not None:
             return relative(lead.output, page.output) + (f"#{fragment(lead.id)}" if lead.id else "")
         address = "" if here else relative(target.output, page.output)
-        return f"{address}#{self._anchor(anchor, target, page, line)}" if anchor or here else address
-
-    def _anchor(self, anchor: str, target: Target, page: Target, line: int) -> str:
-        if anchor not in target.ids:
+        if not known and (anchor or here):
             raise SidelitError(
                 f"{target.source} has no section {anchor!r}",
                 path=page.source,
                 line=line,
                 hint=_nearest(anchor, tuple(target.ids)),
             )
-        return fragment(anchor)
+        return f"{address}#{fragment(anchor)}" if anchor or here else address
 
     def _work(self, key: str, page: Target, line: int) -> str:
         if key not in self.works:

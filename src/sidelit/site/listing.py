@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from sidelit.cache import store
-from sidelit.cache.records import Ids, as_one
+from sidelit.cache.graph import as_one
+from sidelit.cache.records import Ids
 from sidelit.config import glossary
 from sidelit.config import glossary as glossary_file
 from sidelit.config.config import Config
@@ -116,8 +117,9 @@ def _words(piece: Piece) -> Iterator[tuple[str, int]]:
 
 _TEXTS = ("title", "venue", "url", "arxiv", "note", "lang")
 FIELDS = {"authors": list, "year": int, **dict.fromkeys(_TEXTS, str)}
-# What `kept.asking` calls the works that pages refer to.
-CITED = ":cited"
+# What tasks note that read which terms pages use, and which works they refer to.
+USES = "uses:{}"
+CITED = "cited:{}"
 NEEDED = ("authors", "title", "year")
 
 
@@ -147,10 +149,10 @@ def terms(glossary: Glossary, config: Config, lang: str, to: Callable[[str, int]
 
 def used(uses: Sequence[Use], edition: Edition, to: Callable[[str], str]) -> tuple[Link, ...]:
     """Links to the sections that use a term; `to` gives the address of a page."""
-    pages = ((use, edition.pages[use.output]) for use in uses)
+    labels = ((use, *edition.label(use.output)) for use in uses)
     return tuple(
-        Link(page.label, to(use.output) + (f"#{fragment(use.id)}" if use.id else ""), lang=page.label_lang)
-        for use, page in pages
+        Link(label, to(use.output) + (f"#{fragment(use.id)}" if use.id else ""), lang=lang)
+        for use, label, lang in labels
     )
 
 
@@ -167,16 +169,16 @@ def key_of(work: Work) -> str:
 def cited(works: Sequence[Work], edition: Edition, to: Callable[[str], str]) -> tuple[Work, ...]:
     """The works, each with the pages that refer to it; `to` gives the address of a page."""
     used: dict[str, list[Link]] = {}
-    for output, page in edition.pages.items():
-        for key in keys(page.text):
-            used.setdefault(key, []).append(Link(page.label, to(output), lang=page.label_lang))
+    with as_one(CITED.format(edition.lang)):
+        for output, page in edition.pages.items():
+            for key in keys(page.text):
+                used.setdefault(key, []).append(Link(page.label, to(output), lang=page.label_lang))
     return tuple(replace(work, used=tuple(used.get(key_of(work), ()))) for work in works)
 
 
 def keys(text: Text) -> tuple[str, ...]:
     """The keys of the works a page refers to, each once."""
-    with as_one(CITED):
-        return text.once("cited", partial(_cited, text))
+    return text.once("cited", partial(_cited, text))
 
 
 def _cited(text: Text) -> tuple[str, ...]:
@@ -316,7 +318,7 @@ def _names(
     ]
     old = [(address, there, by_output[there[""].output]) for address, there in leads.items()]
     yield [
-        (_called(address, target), replace(target, moved=there))
+        (_called(address, target), replace(target, moved=there, address=address))
         for address, there, target in old
         if address not in by_output
     ]

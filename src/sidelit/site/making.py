@@ -5,137 +5,80 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
 from sidelit import workers
-from sidelit.cache import records, store
-from sidelit.cache.store import Store
+from sidelit.cache import store
+from sidelit.cache.graph import Graph
 from sidelit.config.chapters import Chapter
 from sidelit.errors import SidelitError
 from sidelit.files import assets
-from sidelit.site import assemble, context, identifiers, listing, static, usage
-from sidelit.site.content import Text
-from sidelit.site.context import BuildContext
-from sidelit.site.edition import Edition, Page
+from sidelit.site import assemble, context, listing, static
+from sidelit.site.context import NOTED, BuildContext
+from sidelit.site.edition import Page
+from sidelit.site.navigation import Navigation
 from sidelit.site.pictures import Picture
 
 # ## Pages that are finished already
 #
-# > A page is made again when anything differs that it could have shown; otherwise it is what it was.
+# > A page is made again when anything differs that it has read; otherwise it is what it was.
 #
-# The name under which a page is kept stands for all that every page may look at: the press itself, the
-# configuration, the templates, the data, the titles and ids of all pages, the version and the date of the
-# project; and for the words of the page. The commit is no part of it: a page is kept with a blank for that.
-# What a page has taken from other texts is known only once it is made. So it is kept beside the page, and
-# compared with the texts of today.
+# The key of a page stands for what every page reads: the configuration, the templates, the data, which pages
+# there are, the version and the date of the project; and for the words of the page itself. The commit is no
+# part of it: a page is kept with a blank for that. All else is [noted when it is read](../cache/graph.py).
 
 
-# No page may look at these but by way of what is told of each text: `_told`, `_words`, `kept.asking`. The
-# others are told of by the files that they are made from.
-_APART = {
-    "editions",
-    "texts",
-    "notations",
-    "names",
-    "backlinks",
-    "uses",
-    "math",
-    "shelf",
-    "figures",
-    "report",
-}
 # However small a site is, this much may be kept, in bytes; of a larger one, as much as it has twice.
 _LEAST = 64 << 20
 
 
-# What `kept.asking` calls the uses of terms, which change with every other sentence.
-USES = ":uses"
+def inputs(build: BuildContext, graph: Graph) -> str:
+    """Tell the graph what stands for all that pages note, and return what stands for the rest."""
+    if not graph.keeps:
+        return ""
+    editions, texts, index = build.editions, build.texts, build.index
 
+    def page(name: str) -> Page:
+        lang, _, output = name.partition("/")
+        return editions[lang].pages[output]
 
-class FinishedPages:
-    """The pages of earlier builds that this one may take."""
+    def section(name: str) -> str:
+        source, address, anchor = name.split("\t")
+        target = index.targets[source]
+        moved = build.leads[address] if address else target.moved
+        return store.digest(anchor in target.ids, moved.get(anchor))
 
-    def __init__(self, build: BuildContext, store: Store) -> None:
-        self._store = store
-        self._digests = dict(_words(build)) if store.keeps else {}
-        self._common = _common(build) if store.keeps else ""
+    def contents(lang: str) -> str:
+        home = next(iter(editions[lang].pages.values()))
+        return Navigation(build.config, editions[lang], home).reading()
 
-    def get(self, place: str, shown: Page) -> bytes | None:
-        """A page as it is today, if it was made before; `place` is where the site has it."""
-        if not shown.digest or (kept := self._store.get(self._name(place, shown))) is None:
-            return None
-        taken, _, html = kept.partition(b"\n")
-        return html if json.loads(taken) == self._taken(json.loads(taken)) else None
+    # Found out here, and not by each of the processes that make pages.
+    works = {text.item.source: listing.keys(text) for text in texts.values()}
 
-    def put(self, place: str, shown: Page, asked: Collection[str], html: bytes) -> None:
-        """Keep a page without mistakes; `asked` are the texts and words that it was made from."""
-        # Something without a name has no digest, so nobody could tell whether it is what it was.
-        if shown.digest and self._store.keeps and all(self._digests.get(name) for name in asked):
-            taken = json.dumps(self._taken(asked)).encode()
-            self._store.put(self._name(place, shown), taken + b"\n" + html)
+    def cited(lang: str) -> str:
+        pages = editions[lang].pages.values()
+        labels = [(page.label, page.label_lang, works[page.text.item.source]) for page in pages]
+        return store.digest(labels)
 
-    def trim(self, site: int) -> None:
-        """Remove the oldest pages; `site` says how many bytes all pages of today have."""
-        self._store.trim(max(_LEAST, 2 * site))
-
-    def _name(self, place: str, shown: Page) -> str:
-        return store.digest(self._common, place, shown.lang, shown.digest)
-
-    def _taken(self, names: Collection[str]) -> dict[str, str]:
-        return {name: self._digests.get(name, "") for name in sorted(names)}
-
-
-def _words(build: BuildContext) -> Iterator[tuple[str, str]]:
-    """What stands for the pieces of each text and for its words in each language, by their names."""
-    yield USES, store.digest(build.uses)
-    cited = [(source, listing.keys(text)) for source, text in build.texts.items()]
-    yield listing.CITED, store.digest(cited)
-    for source, text in build.texts.items():
-        yield source, text.digest
-        yield identifiers.NOTED.format(source), build.names.digest(source)
-        yield usage.NOTED.format(source), build.backlinks.digest(source)
-    for lang, edition in build.editions.items():
-        for page in edition.pages.values():
-            yield f"{lang}/{page.text.item.source}", page.digest
-
-
-def _common(build: BuildContext) -> str:
-    """Stands for all that every page may look at."""
-    shared = [getattr(build, field.name) for field in fields(build) if field.name not in _APART]
-    known = store.program(), store.environment(), store.of_folder(assets.templates_folder())
-    return store.digest(known, shared, list(_told(build)), list(_labels(build)), _data(build))
-
-
-def _told(build: BuildContext) -> Iterator[object]:
-    """What others may know of each text and of each page, beside the pieces and the words."""
-    for text in build.texts.values():
-        apart = {"pieces", "digest", "surface", "memory"}
-        yield text.once("told", partial(_digest, text, apart))
-    for edition in build.editions.values():
-        yield _fields(edition, {"pages", "contents"})
-        for output, page in edition.pages.items():
-            yield output, page.once("told of a page", partial(_digest, page, {"text", "words", "digest"}))
-
-
-def _digest(record: Text | Page, apart: Collection[str]) -> str:
-    return store.digest(_fields(record, apart))
-
-
-def _fields(record: Text | Edition | Page, apart: Collection[str]) -> list[object]:
-    return [getattr(record, each.name) for each in fields(record) if each.name not in apart]
-
-
-def _labels(build: BuildContext) -> Iterator[object]:
-    """The translations of what is on no page: figures, what a reader can move, the navigation."""
-    pages = {text.item.name for text in build.texts.values()}
-    for (page, lang), book in (build.shelf.catalogs if build.shelf else {}).items():
-        if page not in pages:
-            yield page, lang, book.entries
+    graph.input("text", lambda source: texts[source].digest)
+    graph.input("page", lambda name: page(name).digest)
+    graph.input("label", lambda name: store.digest(page(name).label, page(name).label_lang))
+    graph.input("lede", lambda name: store.digest(page(name).summary))
+    graph.input("contents", contents)
+    graph.input("section", section)
+    graph.input("leads", lambda address: store.digest(build.leads.get(address, {})))
+    graph.input("names", build.names.digest)
+    graph.input("backlinks", build.backlinks.digest)
+    graph.input("uses", lambda term: store.digest(build.uses.get(term, ())))
+    graph.input("cited", cited)
+    shared = [getattr(build, each.name) for each in fields(build) if not each.metadata.get(NOTED)]
+    there = [(each.source, each.name, each.output) for each in index.targets.values()]
+    templates = store.of_folder(assets.templates_folder())
+    return store.digest(templates, shared, there, list(build.leads), index.works, _data(build))
 
 
 def _data(build: BuildContext) -> tuple[str, str]:
@@ -191,18 +134,19 @@ def write(
     orders: Sequence[Sequence[Order]],
     folder: Path,
     jobs: int | None = None,
-    done: FinishedPages | None = None,
+    graph: Graph | None = None,
     filled: Callable[[bytes], bytes] = bytes,
 ) -> None:
     """Write pages into a folder; those of one text in all languages are made by one process.
 
-    Those that are `done` are taken from there, and the others are put there, before they are `filled`.
-    Mistakes go to `press.report`, language by language in the order of the texts.
+    What the `graph` has of them is taken from there, before it is `filled`. Mistakes go to `build.report`,
+    language by language in the order of the texts.
     """
-    nothing = FinishedPages(build, Store(None))
+    graph = graph or Graph()
+    shared = inputs(build, graph)
 
     def make(group: Sequence[Order]) -> list[list[SidelitError]]:
-        return [_written(build, order, folder, done or nothing, filled) for order in group]
+        return [_written(build, order, folder, graph, shared, filled) for order in group]
 
     context.prepare(sorted({assemble.kind(order.shown) for group in orders for order in group}), build.theme)
     told = list(workers.shared(make, orders, jobs))
@@ -210,24 +154,25 @@ def write(
         for errors in of_a_language:
             for error in errors:
                 build.report(error)
-    if done is not None:
-        names = (name for group in orders for order in group for name in order.files)
-        done.trim(sum((folder / name).stat().st_size for name in names))
+    names = (name for group in orders for order in group for name in order.files)
+    graph.trim(max(_LEAST, 2 * sum((folder / name).stat().st_size for name in names)))
 
 
 def _written(
-    build: BuildContext, order: Order, folder: Path, done: FinishedPages, filled: Callable[[bytes], bytes]
+    build: BuildContext,
+    order: Order,
+    folder: Path,
+    graph: Graph,
+    shared: str,
+    filled: Callable[[bytes], bytes],
 ) -> list[SidelitError]:
     """Write one page and what lies beside it; returns its mistakes."""
     errors: list[SidelitError] = []
+    shown, told = order.shown, replace(build, report=errors.append)
     for name, make in zip(order.files, (_made, _cards), strict=False):
-        content = done.get(name, order.shown)
-        if content is None:
-            with records.asking() as asked:
-                content = make(replace(build, report=errors.append), order.shown)
-            # A mistake is told by every build, so its page is made by every build.
-            if not errors:
-                done.put(name, order.shown, asked, content)
+        key = (shared, name, shown.lang, shown.digest) if shown.digest else ()
+        # A mistake is told by every build, so its page is made by every build.
+        content = graph.traced("pages", key, partial(make, told, shown), lambda: not errors)
         put(folder, name, filled(content))
     return errors
 

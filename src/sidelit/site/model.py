@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup
 
+from sidelit.cache.graph import NotedText
 from sidelit.config.languages import Language
 from sidelit.figures.figure import Recording
 
@@ -25,7 +26,7 @@ class Link:
     url: str | None
     current: bool = False
     lang: str | None = None
-    lede: str = ""
+    lede: str | NotedText = ""
     name: str = ""
     number: str = ""
     minutes: int = 0

@@ -17,6 +17,8 @@ from pathlib import PurePosixPath
 
 from markupsafe import Markup
 
+from sidelit.cache import store
+from sidelit.cache.graph import NotedText, as_one
 from sidelit.config.chapters import Chapter
 from sidelit.config.config import Config
 from sidelit.config.prose import Lab, Lesson, Prose
@@ -28,6 +30,10 @@ from sidelit.text import markup
 def address(config: Config, output: str, lang: str) -> str:
     """Where a page in one language lies in the site: the language of the sources has the root."""
     return output if lang == config.source_language else f"{lang}/{output}"
+
+
+# What a task notes that reads the contents of a site in one language, or what they say of one page.
+CONTENTS, LEDE = "contents:{}", "lede:{}/{}"
 
 
 class Navigation:
@@ -67,8 +73,9 @@ class Navigation:
         """To every page, part by part, the page itself marked as the current one."""
         output = self.shown.text.item.output
         folder = posixpath.dirname(output)
-        if folder not in self.edition.contents:
-            self.edition.contents[folder] = tuple(self._nav())
+        with as_one(CONTENTS.format(self.edition.lang)):
+            if folder not in self.edition.contents:
+                self.edition.contents[folder] = tuple(self._nav())
         own = links.relative(output, output)
         for group in self.edition.contents[folder]:
             items = group.items
@@ -76,6 +83,13 @@ class Navigation:
                 items = tuple(replace(item, current=True) if item.url == own else item for item in items)
                 group = replace(group, items=items)
             yield group
+
+    def reading(self) -> str:
+        """What stands for the contents."""
+        groups = self._nav()
+        return store.digest(
+            [replace(group, items=tuple(replace(each, lede="") for each in group.items)) for group in groups]
+        )
 
     def _nav(self) -> Iterator[model.NavGroup]:
         # A list of the pages does not list itself; the site's name leads to it.
@@ -107,7 +121,9 @@ class Navigation:
 
     def _neighbour(self, item: Chapter | Prose) -> model.Link:
         there = self._part_of(item)
-        return replace(self._link(item), part=there if there != self.part() else "")
+        with as_one(CONTENTS.format(self.edition.lang)):
+            link = self._link(item)
+        return replace(link, part=there if there != self.part() else "")
 
     def part(self) -> str:
         """The part or course that the page is in, a part with its number; empty for other prose."""
@@ -152,7 +168,7 @@ class Navigation:
             label=other.label,
             url=self.to(item.output),
             lang=other.label_lang,
-            lede=other.summary,
+            lede=NotedText(other.summary, LEDE.format(self.edition.lang, item.output)),
             # A source without a title is called by its name already.
             name=PurePosixPath(item.source).stem if isinstance(item, Chapter) and other.title else "",
             number=item.number if isinstance(item, Lesson) else str(other.text.number or ""),

@@ -196,12 +196,12 @@ def _usage(renderer: PageRenderer, piece: Piece) -> UsageView:
 
 def _uses(renderer: PageRenderer, uses: tuple[Usage, ...]) -> Iterator[Link]:
     for place in uses:
-        page = renderer.edition.pages[place.output]
         address = f"{renderer.nav.to(place.output)}#{fragment(place.id)}"
         if place.output == renderer.item.output:
             yield Link("", f"#{fragment(place.id)}", name=place.name or place.id)
         else:
-            yield Link(page.label, address, lang=page.label_lang, name=place.name)
+            label, lang = renderer.edition.label(place.output)
+            yield Link(label, address, lang=lang, name=place.name)
 
 
 def _tests(renderer: PageRenderer, tests: tuple[Test, ...]) -> Iterator[Link]:

@@ -14,7 +14,8 @@ from functools import cache, lru_cache, partial
 from pathlib import Path, PurePosixPath
 
 from sidelit import workers
-from sidelit.cache.records import AT_HAND, Ids, Packed, in_file
+from sidelit.cache.graph import AT_HAND, in_file
+from sidelit.cache.records import Ids, Packed
 from sidelit.catalog import catalog, sync
 from sidelit.config import chapters, languages, origin
 from sidelit.config.chapters import Chapter, Part
@@ -316,7 +317,7 @@ def _pages(
             "",
             "",
         ),
-        math=Typesetter(cache=None),
+        math=Typesetter(),
         names=linked,
         notations=Notations(written),
         origin=origin.Origin(),

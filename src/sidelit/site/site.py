@@ -19,8 +19,8 @@ from pathlib import Path
 
 from sidelit import citing, workers
 from sidelit import theme as themes
-from sidelit.cache.records import Noted
-from sidelit.cache.store import Memory, Store
+from sidelit.cache.graph import Graph, Noted
+from sidelit.cache.store import Store
 from sidelit.catalog import catalog
 from sidelit.config import glossary, origin
 from sidelit.config.config import Config, load
@@ -53,11 +53,11 @@ from sidelit.site.usage import Backlinks
 from sidelit.source import source
 from sidelit.text.math import Typesetter
 
-CACHE = ".cache/sidelit"
+CACHE = ".cache/sidelit/work"
 
 
 def texts(
-    config: Config, notes: Collector | None = None, memory: Memory | None = None
+    config: Config, notes: Collector | None = None, graph: Graph | None = None
 ) -> tuple[content.Text, ...]:
     """Read every page of the site in the language it was written in.
 
@@ -66,16 +66,16 @@ def texts(
 
     Raises `SidelitError` with all the sources that cannot be read.
     """
-    gathered, memory = Collector(), memory or Memory()
+    gathered, graph = Collector(), graph or Graph()
     notes = Collector() if notes is None and config.keep_going else notes
     prose: dict[str, content.Text] = {}
     for each in config.prose:
         with gathered.gathering():
-            prose[each.source] = anchoring.prose(each, config.project / each.source, memory)
+            prose[each.source] = anchoring.prose(each, config.project / each.source, graph)
     placed: dict[str, Placed] = {}
     for chapter in config.chapters:
         with gathered.gathering():
-            placed[chapter.source] = anchoring.placed(config, chapter, memory)
+            placed[chapter.source] = anchoring.placed(config, chapter, graph)
             for fault in placed[chapter.source].document.faults:
                 (notes or gathered).add(fault)
     gathered.check()
@@ -89,15 +89,15 @@ def texts(
             gathered.add(anchors)
         else:
             document, report = placed[item.source].document, (notes or gathered).add
-            found.append(anchoring.chapter(item, document, anchors, numbers[item.name], report, memory))
+            found.append(anchoring.chapter(item, document, anchors, numbers[item.name], report, graph))
     gathered.check()
     return tuple(found)
 
 
-def shelf(config: Config, written: Sequence[content.Text], memory: Memory | None = None) -> catalog.Catalogs:
+def shelf(config: Config, written: Sequence[content.Text], graph: Graph | None = None) -> catalog.Catalogs:
     """Open the catalogues of the site and match them with its pages."""
     units, tag = content.units(config, written), config.language(config.source_language).tag
-    return catalog.load(units, config.folder / "locale", config.languages[1:], tag, memory)
+    return catalog.load(units, config.folder / "locale", config.languages[1:], tag, graph)
 
 
 def whole_files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
@@ -120,37 +120,38 @@ def write_whole(
     site, and whoever made it removes it.
     """
     themes.forget()
-    store = Store(config.project / CACHE / "work")
-    memory = Memory(store)
-    written = texts(config, notes, memory)
-    books = shelf(config, written, memory)
+    store = Store(config.project / CACHE)
+    graph = Graph(store)
+    written = texts(config, notes, graph)
+    books = shelf(config, written, graph)
     editions = {lang: edition.edition(config, written, books, lang) for lang in config.languages}
     terms, works = _data(config)
     leads = links.leads(written)
     gathered = Collector()
     state = origin.origin(config)
     project = metadata.Project(config, state.blank, citing.read(config), metadata.releases(config))
-    tests = usage.texts(config, memory)
+    tests = usage.texts(config, graph)
     names = identifiers.identifiers(config, written, jobs, tests)
     uses_of = usage.used_in(names, written)
+    uses_in = listing.uses(terms, written)
     build = BuildContext(
         config=config,
         editions=editions,
         index=listing.index(config, written, leads, terms, works),
         leads=leads,
-        texts={text.item.source: text for text in written},
+        texts=Noted({text.item.source: text for text in written}, content.READ),
         names=names,
         backlinks=Backlinks(uses_of, usage.tested_by(config, names, tests, uses_of)),
         notations=Notations(written),
-        math=Typesetter(cache=config.project / CACHE / "math", macros=config.macros),
+        math=Typesetter(store=store, macros=config.macros),
         origin=project.origin,
         cited=project,
         glossary=terms,
-        uses=Noted(listing.uses(terms, written), making.USES),
+        uses=Noted(uses_in, listing.USES),
         figures=drawing.gallery(config, figure.read_all(config), books),
         shelf=books,
         works=works,
-        proved=usage.lines(config, gathered.add, memory),
+        proved=usage.lines(config, gathered.add, graph),
         theme=themes.theme(config),
         pictures=pictures.pictures(config, written),
         lenient=notes is not None,
@@ -169,8 +170,7 @@ def write_whole(
     # Said in one language, it is true of all.
     for error in making.clashes(group[0] for group in orders):
         build.report(error)
-    done = making.FinishedPages(build, store)
-    making.write(build, orders, folder, jobs, done, state.filled)
+    making.write(build, orders, folder, jobs, graph, state.filled)
     gathered.check()
     material = search.Material(config, editions, terms, works, build.uses)
     parts = search.write(material, partial(making.put, folder))
@@ -181,7 +181,7 @@ def write_whole(
             raise SidelitError(what, path=f"{links.pages_folder(config)}/{name}", hint="give it another name")
     for name, data in made.items():
         making.put(folder, name, data)
-    memory.keep()
+    graph.keep()
     return tuple(sorted([*made, *parts, *pages]))
 
 

@@ -13,9 +13,9 @@ from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
 
-from sidelit.cache import records, store
+from sidelit.cache import store
+from sidelit.cache.graph import Graph, note
 from sidelit.cache.records import Ids
-from sidelit.cache.store import Memory
 from sidelit.config import chapters
 from sidelit.config.chapters import Chapter, Proof
 from sidelit.config.config import Config
@@ -35,10 +35,10 @@ from sidelit.source.summary import of_text
 Report = Callable[[SidelitError], None]
 
 
-def lines(config: Config, report: Report, memory: Memory | None = None) -> dict[Proof, int]:
+def lines(config: Config, report: Report, graph: Graph | None = None) -> dict[Proof, int]:
     """The line of each test in its own file; what is wrong goes to `report`, with the line that names it."""
     found: dict[Proof, int] = {}
-    named = cache(lambda path: _tests_in(config, path, memory))
+    named = cache(lambda path: _tests_in(config, path, graph))
     for chapter in config.chapters:
         _check_run(config, chapter, report)
         for proof in chapter.proves:
@@ -49,11 +49,11 @@ def lines(config: Config, report: Report, memory: Memory | None = None) -> dict[
     return found
 
 
-def _tests_in(config: Config, path: str, memory: Memory | None) -> Mapping[str, int]:
+def _tests_in(config: Config, path: str, graph: Graph | None) -> Mapping[str, int]:
     """The functions and classes of a file and the methods of its classes, as pytest calls them."""
     if not (config.project / path).is_file():
         return {}
-    sections = summary.read(config.project / path, path, memory).sections
+    sections = summary.read(config.project / path, path, graph).sections
     classes = {each.qualname for each in sections if each.kind == "class"}
     found: dict[str, int] = {}
     for each in sections:
@@ -184,14 +184,14 @@ class Test:
 Tests = Mapping[str, tuple[Test, ...]]
 
 
-def texts(config: Config, memory: Memory) -> tuple[Text, ...]:
+def texts(config: Config, graph: Graph) -> tuple[Text, ...]:
     """The files of all tests, as texts that no page shows; a file that cannot be read is left out."""
     own = {chapter.source for chapter in config.chapters}
     paths = dict.fromkeys(proof.path for chapter in config.chapters for proof in chapter.proves)
-    return tuple(text for path in paths if path not in own and (text := _text(config, path, memory)))
+    return tuple(text for path in paths if path not in own and (text := _text(config, path, graph)))
 
 
-def _text(config: Config, path: str, memory: Memory) -> Text | None:
+def _text(config: Config, path: str, graph: Graph) -> Text | None:
     try:
         written, _ = read_source(config.project / path, path)
     except (OSError, SidelitError):
@@ -205,7 +205,7 @@ def _text(config: Config, path: str, memory: Memory) -> Text | None:
         Ids(),
         digest=store.digest(path, written),
         surface=of_text(written),
-        memory=memory,
+        graph=graph,
     )
 
 
@@ -265,7 +265,7 @@ def _spread(found: dict[str, dict[Test, None]], users: Mapping[str, Sequence[str
 def _tests_of(config: Config, names: Identifiers, text: Text) -> tuple[Test, ...]:
     outline = names.outlines.get(text.item.source)
     key = (text.digest, outline.digest, store.digest(outline.targets)) if outline else ""
-    return text.memory.of("tests", key, lambda: tuple(_found(config, names, text.item.source)))
+    return text.graph.of("tests", key, lambda: tuple(_found(config, names, text.item.source)))
 
 
 def _found(config: Config, names: Identifiers, path: str) -> Iterator[Test]:
@@ -334,8 +334,8 @@ def _named(name: str, direct: Mapping[str, Mapping[Definition | str, None]]) -> 
 # A page is made again when either changes, so a page that asks is noted, with the source that it asked about.
 
 
-# What `kept.asking` calls the uses and the tests of a source.
-NOTED = ":employed/{}"
+# What a task notes that reads the uses and the tests of a source.
+READ = "backlinks:{}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,13 +347,17 @@ class Backlinks:
 
     def of(self, source: str, section: str) -> tuple[tuple[Usage, ...], tuple[Test, ...]]:
         """The uses and the tests of one definition."""
-        records.note(NOTED.format(source))
+        note(READ.format(source))
         return self.uses.get(source, {}).get(section, ()), self.tests.get(source, {}).get(section, ())
 
     def digest(self, source: str) -> str:
         """Stands for all uses and tests of a source."""
+        known: dict[int, str] = {}  # The same tests stand below many definitions.
         tests = {
-            section: [(test.path, test.name, test.line) for test in found]
+            section: [
+                known.get(id(test)) or known.setdefault(id(test), f"{test.path}:{test.line} {test.name}")
+                for test in found
+            ]
             for section, found in self.tests.get(source, {}).items()
         }
         return store.digest(self.uses.get(source, {}), tests)

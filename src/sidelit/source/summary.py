@@ -12,7 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from sidelit.cache import store
-from sidelit.cache.store import Memory
+from sidelit.cache.graph import Graph
 from sidelit.source import source
 from sidelit.source.decoding import read_source
 from sidelit.source.source import Document
@@ -127,10 +127,10 @@ def _prefixes(name: str) -> Iterator[str]:
 # > A source with the same text under the same name has the same sections.
 
 
-def read(path: Path, shown: str, memory: Memory | None) -> source.Document:
+def read(path: Path, shown: str, graph: Graph | None) -> source.Document:
     """Read a Python file, as `source.read` does."""
-    if memory is None:
+    if graph is None:
         return source.read(path, shown=shown)
     text, encoding = read_source(path, shown)
     key = store.digest(text, shown, encoding)
-    return memory.of("documents", key, lambda: source.parse(text, shown, encoding))
+    return graph.of("documents", key, lambda: source.parse(text, shown, encoding))

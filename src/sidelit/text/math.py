@@ -12,22 +12,18 @@ under a digest of everything that decides the result, so that the next build set
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
-import os
 import re
-import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sidelit.cache.store import Store
 from sidelit.errors import SidelitError
 from sidelit.files.assets import templates_folder
-
-CACHE = Path(".cache/sidelit/math")
 
 # A formula takes about a millisecond; one that needs a second or these many bytes is a mistake or an attack.
 _SECONDS = 1.0
@@ -72,14 +68,14 @@ _HINTS = {
 
 
 class Typesetter:
-    """Sets formulas and remembers them, in memory and in a folder.
+    """Sets formulas and remembers them, in memory and in a store.
 
-    :param cache: the folder of the disk cache, made when needed; `None` keeps formulas in memory only.
+    :param store: where earlier builds have put them; `None` keeps formulas in memory only.
     :param macros: TeX macros that every formula may use, as `{"\\R": "\\mathbb{R}"}`.
     """
 
-    def __init__(self, *, cache: Path | None = CACHE, macros: Mapping[str, str] | None = None) -> None:
-        self._cache = cache
+    def __init__(self, *, store: Store | None = None, macros: Mapping[str, str] | None = None) -> None:
+        self._store = store or Store(None)
         self._macros = dict(sorted({**_MACROS, **(macros or {})}.items()))
         self._known: dict[tuple[str, bool, bool], str] = {}
 
@@ -109,33 +105,24 @@ class Typesetter:
     ) -> str:
         key = (tex, display, marks)
         if key not in self._known:
-            self._known[key] = self._from_disk(tex, display, path, line, marks)
+            self._known[key] = self._kept(tex, display, path, line, marks)
         return self._known[key]
 
-    def _from_disk(
-        self, tex: str, display: bool, path: str | Path | None, line: int | None, marks: bool
-    ) -> str:
+    def _kept(self, tex: str, display: bool, path: str | Path | None, line: int | None, marks: bool) -> str:
         options = {**_OPTIONS, "displayMode": display, "macros": self._macros}
         asked: dict[str, Any] = {"tex": tex.strip(), "options": options}
         if marks:
             asked |= {"options": {**options, "output": "html"}, "marks": True}
         request = json.dumps(asked, sort_keys=True)
-        file = self._file(request)
-        if file is not None and file.is_file():
-            return file.read_text(encoding="utf-8")
+        name = hashlib.sha256(f"{_script_digest()}\n{request}".encode()).hexdigest()
+        if (kept := self._store.get(name)) is not None:
+            return kept.decode()
         answer = _ask(request)
         if "html" not in answer:
             raise _refusal(tex, answer, path, line)
         html = _valid(str(answer["html"]))
-        if file is not None:
-            _write(file, html)
+        self._store.put(name, html.encode())
         return html
-
-    def _file(self, request: str) -> Path | None:
-        if self._cache is None:
-            return None
-        digest = hashlib.sha256(f"{_script_digest()}\n{request}".encode()).hexdigest()
-        return self._cache / digest[:2] / f"{digest[2:]}.html"
 
 
 _TAG = re.compile(r"<(/?)(\w+)([^>]*)>")
@@ -228,14 +215,3 @@ def _script() -> str:
 def _script_digest() -> str:
     """Stands for the version of KaTeX and of this module, without starting the engine to ask."""
     return hashlib.sha256(_script().encode() + Path(__file__).read_bytes()).hexdigest()
-
-
-def _write(file: Path, text: str) -> None:
-    # Two builds may share the folder: a file is either whole or not there. A folder that cannot be written
-    # to costs time, never the build.
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        Path(name).replace(file)

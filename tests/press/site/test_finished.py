@@ -12,7 +12,8 @@ import pytest
 from press.figures import studio as figures
 from press.interactive import studio as interactive
 from press.project import edit, git, sidelit, translate
-from sidelit.cache import records, store
+from sidelit.cache import graph as graphs
+from sidelit.cache import store
 from sidelit.cache.store import Store
 from sidelit.config import config
 from sidelit.config.origin import Origin
@@ -291,10 +292,12 @@ def test_what_was_not_used_for_longest_is_removed_first(
     assert [kept_here.get(name) is not None for name in ("aa1", "bb2", "cc3")] == [True, False, True]
 
 
-def test_everything_that_a_page_is_made_from_is_known() -> None:
-    """A field of the press that nobody looked at here might hold what changes without notice."""
-    assert {field.name for field in making.fields(context.BuildContext)} >= making._APART
-    with records.asking() as asked:
-        tuple(records.Kept(lambda: (1,), 1, "one"))
-        records.Noted({1: 2}, "two").get(1)
-    assert asked == {"one", "two"}
+def test_what_a_task_reads_is_noted() -> None:
+    with graphs.noting() as read:
+        tuple(graphs.Kept(lambda: (1,), 1, "one"))
+        graphs.Noted({1: 2}, "two:{}").get(1)
+        text = graphs.NotedText("words", "three")
+    assert read == {"one", "two:1"}
+    with graphs.noting() as read:
+        assert f"{text}" == "words"
+    assert read == {"three"}

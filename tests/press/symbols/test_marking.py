@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ DECLARED = r"""
 :notation $p$: an exponent
 :notation $n$: `len(layers)`, the number of layers
 """
-SETTER = Typesetter(cache=None)
+SETTER = Typesetter()
 
 
 @pytest.fixture
@@ -105,12 +104,3 @@ def test_authors_may_mark_nothing_themselves() -> None:
         SETTER.render(r"\htmlData{sym=x}{x}")
     with pytest.raises(SidelitError):
         SETTER.drawn(r"\href{https://example.org}{x}")
-
-
-def test_a_marked_formula_is_kept_on_disk(tmp_path: Path) -> None:
-    first = Typesetter(cache=tmp_path)
-    html = first.drawn(r"{\htmlData{sym=x}{x}}")
-    assert html != first.render("x")
-    (kept,) = (path for path in tmp_path.rglob("*.html") if "data-sym" in path.read_text("utf-8"))
-    kept.write_text("kept", encoding="utf-8")
-    assert Typesetter(cache=tmp_path).drawn(r"{\htmlData{sym=x}{x}}") == "kept"

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sidelit.cache.store import Store
 from sidelit.errors import SidelitError
 from sidelit.files.assets import templates_folder
 from sidelit.text import math
@@ -32,7 +33,7 @@ FORMULAS = (
 
 @pytest.fixture
 def typesetter() -> Typesetter:
-    return Typesetter(cache=None)
+    return Typesetter()
 
 
 def test_a_formula_is_for_the_eye_and_for_a_screen_reader(typesetter: Typesetter) -> None:
@@ -56,7 +57,7 @@ def test_words_in_chinese_or_japanese_get_a_font_of_their_own(typesetter: Typese
 def test_macros(typesetter: Typesetter) -> None:
     with pytest.raises(SidelitError):
         typesetter.render(r"\ranks")
-    html = Typesetter(cache=None, macros={r"\ranks": "N_d"}).render(r"\ranks")
+    html = Typesetter(macros={r"\ranks": "N_d"}).render(r"\ranks")
     assert "<msub><mi>N</mi><mi>d</mi></msub>" in html
     assert "<mtext>for all</mtext>" in typesetter.render(r"x \mbox{for all} y").replace("\u00a0", " ")
 
@@ -144,55 +145,78 @@ def test_an_engine_out_of_time_is_replaced(typesetter: Typesetter, monkeypatch: 
 
 
 def test_threads_share_the_engine() -> None:
-    alone = [Typesetter(cache=None).render(tex) for tex in FORMULAS]
+    alone = [Typesetter().render(tex) for tex in FORMULAS]
     with ThreadPoolExecutor(8) as threads:
-        together = list(threads.map(Typesetter(cache=None).render, FORMULAS * 8))
+        together = list(threads.map(Typesetter().render, FORMULAS * 8))
     assert together == alone * 8
 
 
-def test_what_was_set_once_is_read_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = [Typesetter(cache=tmp_path).render(tex) for tex in FORMULAS]
-    assert not list(tmp_path.rglob("*.tmp"))
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """A store of a user who has a home of his own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    return Store(tmp_path / "work")
 
-    def asleep(request: str) -> dict[str, object]:
-        raise AssertionError(f"the engine was asked: {request}")
 
+def entries(folder: Path) -> list[Path]:
+    return [path for path in (folder / "work").rglob("*") if path.is_file()]
+
+
+def asleep(request: str) -> dict[str, object]:
+    raise AssertionError(f"the engine was asked: {request}")
+
+
+def test_what_was_set_once_is_read_from_disk(
+    kept: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = [Typesetter(store=kept).render(tex) for tex in FORMULAS]
+    assert len(entries(tmp_path)) == len(FORMULAS)
     monkeypatch.setattr(math, "_ask", asleep)
-    assert [Typesetter(cache=tmp_path).render(tex) for tex in FORMULAS] == first
+    assert [Typesetter(store=kept).render(tex) for tex in FORMULAS] == first
     for changed in (
-        lambda: Typesetter(cache=tmp_path).render(FORMULAS[0], display=True),
-        lambda: Typesetter(cache=tmp_path, macros={r"\a": "b"}).render(FORMULAS[0]),
-        lambda: Typesetter(cache=tmp_path / "other").render(FORMULAS[0]),
+        lambda: Typesetter(store=kept).render(FORMULAS[0], display=True),
+        lambda: Typesetter(store=kept).drawn(FORMULAS[0]),
+        lambda: Typesetter(store=kept, macros={r"\a": "b"}).render(FORMULAS[0]),
+        lambda: Typesetter(store=Store(tmp_path / "other")).render(FORMULAS[0]),
     ):
         with pytest.raises(AssertionError, match="the engine was asked"):
             changed()
 
 
-def test_another_katex_has_another_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Typesetter(cache=tmp_path).render("x")
+def test_a_formula_that_somebody_else_has_put_there_is_not_shown(kept: Store, tmp_path: Path) -> None:
+    html = Typesetter(store=kept).render("x")
+    (entry,) = entries(tmp_path)
+    entry.write_bytes(entry.read_bytes()[:-7] + b"<script")
+    assert Typesetter(store=kept).render("x") == html
+
+
+def test_another_katex_has_other_entries(
+    kept: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Typesetter(store=kept).render("x")
     monkeypatch.setattr(math, "_script_digest", lambda: "another")
-    Typesetter(cache=tmp_path).render("x")
-    assert len(list(tmp_path.rglob("*.html"))) == 2
+    Typesetter(store=kept).render("x")
+    assert len(entries(tmp_path)) == 2
 
 
-def test_a_refused_formula_is_refused_again(tmp_path: Path) -> None:
+def test_a_refused_formula_is_refused_again(kept: Store, tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(SidelitError):
-            Typesetter(cache=tmp_path).render(r"\oops")
-    assert not list(tmp_path.rglob("*.html"))
+            Typesetter(store=kept).render(r"\oops")
+    assert entries(tmp_path) == []
 
 
 def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("", encoding="utf-8")
-    assert Typesetter(cache=file).render("x")
+    assert Typesetter(store=Store(file)).render("x")
 
 
 @given(st.text(), st.booleans())
 def test_any_text_is_set_or_refused(tex: str, display: bool) -> None:
     refusal = None
     try:
-        assert "<script" not in Typesetter(cache=None).render(tex, display=display, path="a.py", line=1)
+        assert "<script" not in Typesetter().render(tex, display=display, path="a.py", line=1)
     except SidelitError as error:
         refusal = str(error)
     assert refusal is None or (refusal.startswith("a.py:") and "\n" not in refusal)

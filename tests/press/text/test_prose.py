@@ -86,13 +86,13 @@ def test_nothing_in_a_text_becomes_a_program(text: str, expected: str) -> None:
 @pytest.mark.parametrize(("text", "expected"), cases("fatal.md"))
 def test_a_mistake_is_one_sentence_with_its_own_line(text: str, expected: str) -> None:
     with pytest.raises(SidelitError) as caught:
-        html(text, math=Typesetter(cache=None))
+        html(text, math=Typesetter())
     assert str(caught.value) == expected.rstrip("\n")
 
 
 @pytest.mark.parametrize(("text", "expected"), cases("fatal.md"))
 def test_a_lenient_page_shows_a_mistake_as_it_was_typed(text: str, expected: str) -> None:
-    shown = html(text, math=Typesetter(cache=None), strict=False)
+    shown = html(text, math=Typesetter(), strict=False)
     assert shown
     assert_safe(shown)
 

@@ -97,7 +97,7 @@ def _piece(given: Directive, anchor: str, text: Text, target: Target, book: Book
     renamed = next((piece.id for piece in text.pieces if anchor in piece.aliases), "")
     if renamed:
         raise given.error(what, hint=f"it is called {renamed!r} now")
-    if (lead := target.moved.get(anchor)) is not None:
+    if (lead := target.knows(anchor)[1]) is not None:
         there = next(each for each in book.texts.values() if each.item.output == lead.output)
         raise given.error(what, hint=f"it is {lead.id!r} of {there.item.source} now")
     core = [piece.id for piece in text.pieces if piece.fold is None]

@@ -177,9 +177,9 @@ class _Writing:
             stretch = rows[start : start + _STRETCH]
             keys = [row.page.key(*row.others) for row in stretch]
             key = tuple(itertools.chain(*keys)) if all(keys) else ()
-            memory = stretch[0].page.text.memory
-            if key and memory.keeps:
-                made = memory.alone("postings", key, partial(_together, stretch))
+            graph = stretch[0].page.text.graph
+            if key and graph.keeps:
+                made = graph.alone("postings", key, partial(_together, stretch))
                 lists.add(made, sum(row.places for row in stretch))
             else:
                 _add(lists, stretch)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sidelit.cache.store import Memory, Store
+from sidelit.cache.graph import Graph
+from sidelit.cache.store import Store
 
 
 @pytest.fixture
@@ -18,15 +19,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def asked(folder: Path, *keys: str) -> list[str]:
     """The keys for which a build has to make something."""
     made: list[str] = []
-    memory = Memory(Store(folder))
+    graph = Graph(Store(folder))
     for key in keys:
 
         def make(key: str = key) -> str:
             made.append(key)
             return f"of {key}"
 
-        assert memory.of("kind", key, make) == f"of {key}"
-    memory.keep()
+        assert graph.of("kind", key, make) == f"of {key}"
+    graph.keep()
     return made
 
 
@@ -38,26 +39,26 @@ def test_work_is_done_once_and_forgotten_when_nobody_asks_for_it(folder: Path) -
 
 
 def test_kinds_are_apart_and_an_empty_key_keeps_nothing(folder: Path) -> None:
-    first = Memory(Store(folder))
+    first = Graph(Store(folder))
     assert [first.of(kind, "key", lambda kind=kind: kind) for kind in ("one", "two")] == ["one", "two"]
     assert [first.of("one", "", lambda each=each: each) for each in (1, 2)] == [1, 2]
     assert first.knows("one", "key")
     assert not first.knows("one", "")
     first.keep()
-    second = Memory(Store(folder))
+    second = Graph(Store(folder))
     assert second.knows("two", "key")
     assert second.of("two", "key", lambda: "other") == "two"
     assert not second.knows("three", "key")
 
 
 def test_what_is_large_is_kept_alone(folder: Path) -> None:
-    assert Memory(Store(folder)).alone("kind", "key", lambda: (1, 2)) == (1, 2)
-    assert Memory(Store(folder)).alone("kind", "key", lambda: (3,)) == (1, 2)
+    assert Graph(Store(folder)).alone("kind", "key", lambda: (1, 2)) == (1, 2)
+    assert Graph(Store(folder)).alone("kind", "key", lambda: (3,)) == (1, 2)
 
 
 def test_a_memory_of_nothing_makes_everything() -> None:
-    memory = Memory()
-    assert [memory.of("kind", "key", lambda each=each: each) for each in (1, 2)] == [1, 2]
-    assert [memory.alone("kind", "key", lambda each=each: each) for each in (1, 2)] == [1, 2]
-    assert not memory.knows("kind", "key")
-    memory.keep()
+    graph = Graph()
+    assert [graph.of("kind", "key", lambda each=each: each) for each in (1, 2)] == [1, 2]
+    assert [graph.alone("kind", "key", lambda each=each: each) for each in (1, 2)] == [1, 2]
+    assert not graph.knows("kind", "key")
+    graph.keep()

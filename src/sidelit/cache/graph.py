@@ -1,0 +1,298 @@
+"""# The build graph
+
+> A task is done again when something that it read has changed, and what it reads is noted while it reads.
+
+A build is a few thousand tasks: read a source, put a page into a language, find what the names in a file
+mean, print a page. Each has a kind and a key, and the result is kept in the store for the next build.
+
+| a task | its key | asked for by |
+|---|---|---|
+| that follows from few things, all of them at hand | stands for all of them | `of`, `alone` |
+| that looks around in the whole site | stands for itself, and for what all such tasks read | `traced` |
+
+What the second kind reads of other pages it reads by a name: the words of a page, what its title is, whether
+it has a section. Each look at a name is noted, so nobody keeps a list. The names are kept beside the result
+with what stood for each. The next build takes the result if the same still stands for every one of them (the
+verifying traces of Mokhov, Mitchell and Peyton Jones, *Build Systems à la Carte*, 2018, section 4.2.2).
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import UserString
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, lru_cache, partial
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+from sidelit.cache import store
+from sidelit.cache.store import Store
+
+Value = TypeVar("Value")
+Key = str | tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A result, and what was read for it."""
+
+    value: Any
+    read: Mapping[str, str]
+
+
+class Graph:
+    """The tasks of a build, and the results of earlier ones.
+
+    `keep` hands the results to the next build. One that was kept comes back as another object, equal to the
+    first. Nobody changes one.
+    """
+
+    def __init__(self, store: Store | None = None) -> None:
+        self._store = store or Store(None)
+        self._known: dict[str, dict[Key, bytes]] = {}
+        self._used: dict[str, dict[Key, bytes]] = {}
+        self._inputs: dict[str, Callable[[str], str]] = {}
+        self._digests: dict[str, str] = {}
+
+    @property
+    def keeps(self) -> bool:
+        """Whether anything is kept for the next build."""
+        return self._store.keeps
+
+    def knows(self, kind: str, key: Key) -> bool:
+        """Whether `of` would make nothing; it counts as a question, so that the next build knows, too."""
+        kept = self._used.get(kind, {}).get(key) or (self.keeps and self._of_kind(kind).get(key))
+        if kept:
+            self._used.setdefault(kind, {})[key] = kept
+        return bool(kept)
+
+    def of(self, kind: str, key: Key, make: Callable[[], Value]) -> Value:
+        """What `make` returns; it follows from what `key` stands for. Nothing is kept under an empty key.
+
+        All results of one kind lie in one entry of the store. One that a build does not ask for is not kept
+        for the next one.
+        """
+        if not key or not self.keeps:
+            return make()
+        known = self._of_kind(kind)
+        used = self._used.setdefault(kind, {})
+        if (kept := used.get(key) or known.get(key)) is not None:
+            used[key] = kept
+            value: Value = pickle.loads(kept)
+            return value
+        value = make()
+        used[key] = _written(value)
+        return value
+
+    def alone(self, kind: str, key: Key, make: Callable[[], Value]) -> Value:
+        """The same for what is large and seldom asked for: it is read by itself."""
+        if not key or not self.keeps:
+            return make()
+        name = store.digest(_name(kind), key)
+        if (kept := self._store.get(name)) is None:
+            value = make()
+            self._store.put(name, _written(value))
+        else:
+            value = pickle.loads(kept)
+        return value
+
+    def traced(
+        self, kind: str, key: Key, make: Callable[[], Value], sound: Callable[[], bool] = lambda: True
+    ) -> Value:
+        """What `make` returns, or has returned when all that it read was what it is today.
+
+        It is kept if it is `sound` when it is made.
+        """
+        if (found := self.recalled(kind, key)) is not None:
+            value: Value = found.value
+            return value
+        with noting() as read:
+            value = make()
+        if sound():
+            self.remember(kind, key, value, read)
+        return value
+
+    def input(self, kind: str, digest: Callable[[str], str]) -> None:
+        """Say what stands for an input of a kind, by the name that tasks `note` after `kind:`.
+
+        An empty digest stands for nothing, and what has read such an input is not kept.
+        """
+        self._inputs[kind] = digest
+
+    def recalled(self, kind: str, key: Key) -> Traced | None:
+        """The result of a traced task, if all that it has read is what it was."""
+        if not key or not self.keeps or (kept := self._store.get(store.digest(_name(kind), key))) is None:
+            return None
+        found: Traced = pickle.loads(kept)
+        return found if all(self._digest(name) == was for name, was in found.read.items()) else None
+
+    def remember(self, kind: str, key: Key, value: object, read: set[str]) -> None:
+        """Keep the result of a traced task."""
+        if key and self.keeps:
+            digests = {name: self._digest(name) for name in sorted(read)}
+            if all(digests.values()):
+                self._store.put(store.digest(_name(kind), key), _written(Traced(value, digests)))
+
+    def _digest(self, name: str) -> str:
+        if name not in self._digests:
+            kind, _, rest = name.partition(":")
+            self._digests[name] = self._inputs[kind](rest) if kind in self._inputs else ""
+        return self._digests[name]
+
+    def __reduce__(self) -> tuple[type[Graph], tuple[()]]:
+        """What refers to it does not take it along to another process or into another result."""
+        return Graph, ()
+
+    def keep(self) -> None:
+        """Write all that was asked for, where it is not what was read."""
+        for kind, used in self._used.items():
+            if used.keys() != self._known[kind].keys():
+                self._store.put(_name(kind), _written(used))
+
+    def trim(self, most: int) -> None:
+        """Remove the results that were not used for longest until all have at most so many bytes."""
+        self._store.trim(most)
+
+    def _of_kind(self, kind: str) -> dict[Key, bytes]:
+        if kind not in self._known:
+            kept = self._store.get(_name(kind))
+            self._known[kind] = {} if kept is None else pickle.loads(kept)
+        return self._known[kind]
+
+
+def _written(value: object) -> bytes:
+    return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+@cache
+def _name(kind: str) -> str:
+    """A kind of this version of the press, of Python, and of all that is installed beside it."""
+    return store.digest(kind, store.program(), store.environment())
+
+
+# ## What is read is noted
+#
+# > A task looks at the site through mappings and sequences that note what is looked at.
+#
+# A site may have more pages than memory has room for. What a page consists of is read from the store, or
+# translated, when it is asked for; what was asked for last is at hand.
+
+
+# The sets of those who want to know what is read.
+_reading: list[set[str]] = []
+
+
+def note(name: str) -> None:
+    """Tell `noting` that something of this name is read."""
+    for names in _reading:
+        names.add(name)
+
+
+@contextmanager
+def noting() -> Iterator[set[str]]:
+    """The names of all that is read in this block, when it is done."""
+    names: set[str] = set()
+    _reading.append(names)
+    try:
+        yield names
+    finally:
+        _reading.pop()
+
+
+@contextmanager
+def as_one(name: str) -> Iterator[None]:
+    """Let `noting` know all that is read in this block by one name."""
+    note(name)
+    others = _reading[:]
+    _reading.clear()
+    try:
+        yield
+    finally:
+        _reading[:] = others
+
+
+Item = TypeVar("Item", covariant=True)
+Place = TypeVar("Place")
+Held = TypeVar("Held", covariant=True)
+
+# A page takes sections from a few others.
+AT_HAND = 16
+
+
+class Kept(Sequence[Item]):
+    """A sequence of a known length that `make` makes whenever it is not at hand; `name` is what is noted."""
+
+    __slots__ = ("_length", "_make", "name")
+
+    def __init__(self, make: Callable[[], tuple[Item, ...]], length: int, name: str = "") -> None:
+        self._make, self._length, self.name = make, length, name
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, place: int) -> Item: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Item, ...]: ...
+
+    def __getitem__(self, place: int | slice) -> Item | tuple[Item, ...]:
+        return self._whole()[place]
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._whole())
+
+    def _whole(self) -> tuple[Item, ...]:
+        note(self.name)
+        whole: tuple[Item, ...] = _made(self)
+        return whole
+
+
+@lru_cache(maxsize=AT_HAND)
+def _made(kept: Kept[Any]) -> tuple[Any, ...]:
+    return kept._make()
+
+
+class Noted(Mapping[Place, Held]):
+    """A mapping of which each look is noted by `name`, with the place that is looked at for `{}`."""
+
+    def __init__(self, known: Mapping[Place, Held], name: str) -> None:
+        self._known, self._name = known, name
+
+    def __getitem__(self, place: Place) -> Held:
+        note(self._name.format(place))
+        return self._known[place]
+
+    def __iter__(self) -> Iterator[Place]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+class NotedText(UserString):
+    """A text that is noted when somebody reads it."""
+
+    def __init__(self, text: str, name: str) -> None:
+        self._text, self._name = text, name
+
+    def _told(self) -> str:
+        note(self._name)
+        return self._text
+
+    data: Any = property(_told)
+
+
+def in_file(items: tuple[Item, ...], path: Path) -> Kept[Item]:
+    """Keep a sequence in a file of a folder of one's own.
+
+    It is written as a pickle, so nobody else may write into that folder.
+    """
+    path.write_bytes(_written(items))
+    return Kept(partial(_read, path), len(items))
+
+
+def _read(path: Path) -> Any:
+    return pickle.loads(path.read_bytes())
