@@ -52,7 +52,6 @@ SMALL = {
     "sidelit": {
         "__init__.py": "the names that a program needs",
         "__main__.py": "the door of the command",
-        "site/search/terms.py": "what the index and a question cut a text into",
     },
 }
 # Modules that one other module imports, and that are no chapter of the book.

@@ -113,17 +113,26 @@ const rests = ({ screenX, screenY }) => !pointed || pointed === `${screenX} ${sc
     one(".acts", section).append(fold);
   }
 
-  // ---- The contents: what holds the letters that one types.
+  // ---- The contents: what holds the letters that one types; where nothing does, the pages that the search finds.
   const panel = one(".panel");
   const field = make("input", "filter", [], { type: "search", placeholder: words.filter });
   const groups = all(".group", panel ?? dialog).map((group) => [group, group.open]);
-  field.oninput = () => {
-    const wanted = field.value.toLowerCase();
-    for (const item of all("li", panel)) item.hidden = !item.textContent.toLowerCase().includes(wanted);
+  const narrow = (wanted, found = []) => {
+    const pages = new Set(found.map(({ address }) => new URL(searchWords.pages + address, location).href));
+    const meant = (item) => item.textContent.toLowerCase().includes(wanted) || all("a", item).some(({ href }) => pages.has(href));
+    for (const item of all("li", panel)) item.hidden = !meant(item);
     for (const [group, open] of groups) {
       group.open = wanted || open;
       group.hidden = !one("li:not([hidden])", group);
     }
+  };
+  field.oninput = async () => {
+    const wanted = field.value.toLowerCase();
+    narrow(wanted);
+    if (one("li:not([hidden])", panel) || !searchWords.index) return;
+    // Where the index cannot be loaded, the letters have to do; meanwhile somebody may have typed on.
+    const { found } = await searchAnswers(wanted).catch(() => ({ found: [] }));
+    if (field.value.toLowerCase() === wanted) narrow(wanted, found);
   };
   one(".past")?.after(field);
 }

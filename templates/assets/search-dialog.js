@@ -2,15 +2,13 @@
 "use strict";
 
 {
-  const { ui, version } = searching;
+  const { ui } = searching;
   const input = make("input", "", [], { placeholder: ui.hint, ariaLabel: ui.label, spellcheck: false });
   const status = make("p", "", [], { role: "status" });
   const list = make("ol", "");
   const close = Object.assign(button("", ["×"], () => dialog.close()), { ariaLabel: ui.close });
   const dialog = make("dialog", "search", [input, close, status, list], { ariaLabel: ui.label });
 
-  const loads = {};
-  const part = (name) => (loads[name] ??= script(`${name}.js?${version}`));
   // What a result says is loaded when it comes into sight.
   const seen = new IntersectionObserver((changed) => changed.forEach(({ target, isIntersecting }) => isIntersecting && target.fill()));
   const entry = (place, marks) => {
@@ -20,7 +18,7 @@
     const link = make("a", "", [make(code ? "code" : "b", "", [title]), make("span", "page", [page], { lang }), words], { href });
     link.fill = async () => {
       seen.unobserve(link);
-      await part(`text-${at}`);
+      await searchPart(`text-${at}`);
       const { parts, line, lang } = searching.excerpt(place, marks);
       words.append(...parts.map(([text, marked]) => (marked ? make("mark", "", [text]) : text)));
       if (line) words.className = "found of-code";
@@ -34,10 +32,9 @@
     // A word is asked for when it is typed, not each of its letters.
     await new Promise((done) => setTimeout(done, 120));
     if (query !== input.value) return;
-    await Promise.all(searching.needs(query).map((number) => part(`words-${number}`)));
+    const { found, marks, total } = await searchAnswers(query);
     // Meanwhile somebody may have typed on.
     if (query !== input.value) return;
-    const { found, marks, total } = searching.rank(query);
     list.replaceChildren(...found.map((place) => entry(place, marks)));
     const said = found.length < total ? ui.best : total ? ui.count : ui.none;
     status.textContent = query && said.replace("{shown}", found.length).replace("{count}", total);

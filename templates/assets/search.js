@@ -7,11 +7,21 @@ const { dataset: searchWords } = document.currentScript;
 const script = (name) => new Promise((onload, onerror) => {
   document.head.append(make("script", "", [], { src: searchWords.index + name, onload, onerror, async: false }));
 });
+// The index, and what it answers: the contents ask it, too.
+let searchLoads;
+const searchIndex = () => (searchLoads ??= Promise.all(["../../search-rank.js", "core.js"].map(script)));
+const searchParts = {};
+const searchPart = (name) => (searchParts[name] ??= script(`${name}.js?${searching.version}`));
+const searchAnswers = async (query) => {
+  await searchIndex();
+  await Promise.all(searching.needs(query).map((number) => searchPart(`words-${number}`)));
+  return searching.rank(query);
+};
 const finder = button("find", [], async () => {
   finder.onclick = null;
   document.head.append(make("link", "", [], { rel: "stylesheet", href: `${searchWords.index}../../search.css` }));
   try {
-    await Promise.all(["../../search-rank.js", "core.js", "../../search-dialog.js"].map(script));
+    await Promise.all([searchIndex(), script("../../search-dialog.js")]);
   } catch {
     finder.replaceWith(make("span", "", [searchWords.failed], { role: "alert" }));
   }

@@ -11,12 +11,13 @@ from zipfile import ZipFile
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+import questions
 from browser.looks import ALL, violations
 from browser.serving import serve
 from built import CONFIG, FRAMES
 from press.project import SAMPLE, sidelit, translate
 from sidelit.site.search import index as searching
-from sidelit.site.search.ask import Index
+from sidelit.site.search.ask import Index, opened
 
 DEQUE = "A bounded deque drops items at its other end, which is all a ring has to do."
 RESULTS = "dialog.search li a"
@@ -26,6 +27,8 @@ RESULTS = "dialog.search li a"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sample, one sentence of it translated."""
     sample = Path(shutil.copytree(SAMPLE, tmp_path_factory.mktemp("search") / "sample"))
+    row = '[[synonyms]]\nen = ["bounded deque", "circular queue"]\n'
+    (sample / "site/search.toml").write_text(row, encoding="utf-8")
     sidelit("sync", cwd=sample)
     translate(sample / "site/locale/ja/sample/ring.po", {DEQUE: "上限つきの両端キューは、勾配を捨てます。"})
     translate(sample / "site/locale/zh/sample/ring.po", {DEQUE: "优化器的参数。"})
@@ -109,6 +112,26 @@ def test_translations_are_searched_in_their_own_words(page: Page, folder: Path) 
         assert found.get_attribute("lang") == "en"
 
 
+def test_a_synonym_finds_and_stop_words_are_not_marked(page: Page, folder: Path) -> None:
+    page.goto((folder / "tools/window.html").as_uri())
+    page.locator("[data-search]").click()
+    ask(page, "what is the circular queue")
+    marks = page.locator("dialog.search li:first-child mark")
+    expect(marks.first).to_have_text("bounded deque")
+    assert marks.count() == 1
+
+
+def test_the_contents_are_filtered_by_what_the_search_finds(page: Page, folder: Path) -> None:
+    page.goto((folder / "tools/window.html").as_uri())
+    page.locator(".menu > summary").click()
+    shown = page.locator(".panel .book li a:visible")
+    # No title has the words; the page of the deque comes by its synonym.
+    page.locator(".panel .filter").fill("circular queue")
+    expect(shown).to_have_text(["1 A ring"])
+    page.locator(".panel .filter").fill("qqqqq")
+    expect(shown).to_have_count(0)
+
+
 @pytest.mark.nightly
 def test_a_hand_on_a_narrow_screen_finds_it_too(page: Page, folder: Path) -> None:
     page.set_viewport_size({"width": 390, "height": 700})
@@ -162,6 +185,14 @@ def test_without_scripts_there_is_no_button(browser: Browser, folder: Path) -> N
     page.close()
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("lang", CONFIG.languages)
+def test_what_people_ask_is_among_the_first_results(site: Path, lang: str) -> None:
+    asked = questions.read()[lang]
+    missed = questions.missed(opened(site, lang), asked)
+    assert len(missed) <= 0.05 * len(asked), {each.text: found for each, found in missed.items()}
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("lang", CONFIG.languages)
 def test_the_book_answers(site: Path, lang: str) -> None:
@@ -171,8 +202,11 @@ def test_the_book_answers(site: Path, lang: str) -> None:
     found = Index(files, lang)
     every = {"Unit.gather": "unit.html#Unit.gather", "reduce_scatter": "collectives.html#reduce_scatter_mean"}
     own = {
-        "en": {"master weights": "masters.html#module", "optimizer state": "optimizer_state.html#module"},
-        "ja": {"勾配": "glossary.html#term-gradient", "マスター重み": "masters.html#module"},
+        "en": {
+            "master weights": "flat.html#Flat/master-weights",
+            "optimizer state": "optimizer_state.html#module",
+        },
+        "ja": {"勾配": "glossary.html#term-gradient", "マスター重み": "flat.html#Flat/master-weights"},
         "zh": {"参数": "glossary.html#term-parameter", "优化器": "glossary.html#term-optimizer"},
     }
     for query, address in {**every, **own.get(lang, {})}.items():

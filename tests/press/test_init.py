@@ -84,6 +84,7 @@ def test_every_command_goes_on_where_the_build_does(repository: Path) -> None:
     assert "src/nets/lost.py:1: source: " in done.stdout
     assert " 0 errors, " in f" {done.stdout.splitlines()[-1]}"
     assert "nets/mean" in sidelit("cite", "nets/mean#module", cwd=repository).stdout
+    sidelit("build", cwd=repository)
     assert "nets/mean.html" in sidelit("search", "mean", cwd=repository).stdout
     assert sidelit("status", cwd=repository).stdout.startswith("page ")
     # Where nothing may be missing, all of it is told, and is an error.

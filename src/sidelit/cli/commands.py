@@ -219,13 +219,12 @@ def cite(given: argparse.Namespace) -> int:
 
 def search(given: argparse.Namespace) -> int:
     """`sidelit search`: what the search of the site answers."""
-    made = given_configuration(given)
-    lang = given.lang or made.languages[0]
-    if lang not in made.languages:
-        raise SidelitError(
-            f"{lang!r} is not a language of this site", hint=f"it has {', '.join(made.languages)}"
-        )
-    answers = ask.Index(site.searchable(site.sound(made), lang), lang).ask(" ".join(given.words))
+    if given.site is not None:
+        index = ask.opened(given.site, given.lang)
+    else:
+        made = given_configuration(given)
+        index = ask.opened(made.project / "build" / "site", given.lang, made.languages[0])
+    answers = index.ask(" ".join(given.words))
     for each in answers:
         said = "".join(f"[{part}]" if marked else part for part, marked in each.excerpt)
         print(f"{each.address}  {each.name}" + (f"\n    {said}" if said else ""))

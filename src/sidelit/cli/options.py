@@ -129,6 +129,9 @@ def parser() -> argparse.ArgumentParser:
     sub = add("search", "search the site as its readers do", commands.search)
     sub.add_argument("words", nargs="+", metavar="WORD", help="a name, a part of it, or words")
     sub.add_argument("--lang", help="default: the language that the site is written in")
+    sub.add_argument(
+        "--site", type=Path, metavar="FOLDER", help="a built site (default: build/site of the project)"
+    )
     sub = add("cards", "draw the pictures that networks show of pages (needs Pillow)", commands.draw_cards)
     sub.add_argument("--font", type=Path, metavar="FILE", help="a font for letters that the press's own lack")
     sub = add(

@@ -18,6 +18,11 @@ that is not finished says so: with `fallback = "en"` under `[language]` the word
 that language.
 
 What the project's own templates say stands under `[own]`, in every language; there it is `own.KEY`.
+
+The search of a site needs to know a little of the language, in `[search]`. `stop` lists the words that every
+sentence has. `fold` has patterns for what people type in another way, as in `"ß" = "ss"`. `endings` makes one
+word of its forms: patterns for a whole word, of which the first that fits is exchanged for what stands behind
+it, as in `"(.+)ing" = "$1"`. The page's script reads them, too, so they say what both languages understand.
 """
 
 from __future__ import annotations
@@ -42,6 +47,15 @@ _DIRECTIONS = ("ltr", "rtl")
 
 
 @dataclass(frozen=True, slots=True)
+class SearchWords:
+    """What a search has to know of a language: `[search]`."""
+
+    stop: tuple[str, ...] = ()
+    fold: Mapping[str, str] = field(default_factory=dict)
+    endings: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Language:
     """A language that pages are printed in."""
 
@@ -61,6 +75,7 @@ class Language:
     """The words of the project's own templates."""
     cjk: bool = False
     """Whether it is set in ideographs, which take none of the Latin text faces."""
+    search: SearchWords = field(default_factory=SearchWords)
 
     def word(self, key: str, **values: str) -> str:
         """One word of the interface with its blanks filled."""
@@ -179,10 +194,12 @@ def _read(code: str, ours: tuple[Path, str] | None, own: tuple[Path, str] | None
     said: dict[str, Any] = {}
     words: dict[str, str] = {}
     more: dict[str, str] = {}
+    search = SearchWords()
     for table in tables:
         said.update(_about(table))
         words.update(_words(table, "ui"))
         more.update(_words(table, "own"))
+        search = _search(table) or search
         table.finish()
     last = tables[-1]
     english = _english()
@@ -200,6 +217,7 @@ def _read(code: str, ours: tuple[Path, str] | None, own: tuple[Path, str] | None
         tag=str(said.get("tag", code)),
         direction=str(said.get("direction", "ltr")),
         cjk=bool(said.get("cjk", False)),
+        search=search,
     )
 
 
@@ -220,6 +238,23 @@ def _about(table: Table) -> dict[str, Any]:
         said["cjk"] = about.take("cjk", bool)
     about.finish()
     return said
+
+
+def _search(table: Table) -> SearchWords | None:
+    """The table `[search]`, if the file has one."""
+    if (found := table.table("search")) is None:
+        return None
+    folds, endings = found.take("fold", dict, {}), found.take("endings", dict, {})
+    stop = tuple(word for line in found.strings("stop") for word in line.split())
+    found.finish()
+    for pattern, value in (*folds.items(), *endings.items()):
+        if not isinstance(value, str):
+            raise found.error(f"what stands for {pattern!r} must be a string", pattern)
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise found.error(f"{pattern!r} is no pattern: {error}", pattern) from None
+    return SearchWords(stop, MappingProxyType(folds), tuple(endings.items()))
 
 
 def _words(table: Table, key: str) -> dict[str, str]:

@@ -49,6 +49,7 @@ from sidelit.site.directives import registry
 from sidelit.site.directives.kind import Book
 from sidelit.site.model import Work
 from sidelit.site.search import index as search
+from sidelit.site.search import synonyms
 from sidelit.site.usage import Backlinks
 from sidelit.source import source
 from sidelit.text.math import Typesetter
@@ -172,7 +173,7 @@ def write_whole(
         build.report(error)
     making.write(build, orders, folder, jobs, graph, state.filled)
     gathered.check()
-    material = search.Material(config, editions, terms, works, build.uses)
+    material = search.Material(config, editions, terms, works, synonyms.of_site(config))
     parts = search.write(material, partial(making.put, folder))
     pages = [name for group in orders for order in group for name in order.files]
     for name in (*parts, *pages):
@@ -204,8 +205,7 @@ def searchable(config: Config, lang: str) -> dict[str, bytes]:
     written = texts(config)
     shown = edition.edition(config, written, shelf(config, written), lang)
     terms, works = _data(config)
-    found = listing.uses(terms, written)
-    return search.files(search.Material(config, {lang: shown}, terms, works, found))
+    return search.files(search.Material(config, {lang: shown}, terms, works, synonyms.of_site(config)))
 
 
 def mistakes(config: Config, written: Sequence[content.Text]) -> Iterator[SidelitError]:

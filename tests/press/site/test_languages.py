@@ -159,6 +159,10 @@ def test_a_file_that_is_not_finished_says_so(german: Path) -> None:
         ('"Zum Text"', '"Zum {text}"', "nothing is put into the blank {text} of `skip`; it has none"),
         ('"Zum Text"', '"Zum {Text"', "a brace in `skip` has no partner"),
         ('"Zum Text"', "7", "the word `skip` must be a string"),
+        ("stop = [", 'stop = "der"\nmore = [', "`stop` must be a list"),
+        ("stop = [", "stops = [", "unknown key `stops`"),
+        ('"ß" = "ss"', '"ß" = 1', "what stands for 'ß' must be a string"),
+        ("'(..+)e' =", "'(..+e' =", "'(..+e' is no pattern: "),
     ],
 )
 def test_a_mistake_in_a_file_of_words_has_its_line(german: Path, old: str, new: str, said: str) -> None:

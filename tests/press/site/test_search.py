@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from press.project import SAMPLE, edit, sidelit, translate, tree
+from sidelit.config import languages
+from sidelit.errors import SidelitError
+from sidelit.site.search import synonyms
 from sidelit.site.search.ask import Answer, Index
 from sidelit.site.search.index import folder
-from sidelit.site.search.terms import terms
+from sidelit.site.search.tokenizer import Tokenizer
 
 DEQUE = "A bounded deque drops items at its other end, which is all a ring has to do."
 JAPANESE = "上限つきの両端キューは、反対側の勾配をもつ要素を捨てます。"
@@ -20,7 +23,29 @@ HOSTILE = '''class Odd:
 
     # It has $\\frac{1}{2}$ of a phase, and $n$ of all.
     half = 1
+
+    # A café with a zebra.
+    first = 1
+
+    # sidelit: depth What few ask for.
+
+    # Another zebra.
+    second = 2
 '''
+GERMAN = """[language]
+name = "Deutsch"
+short = "DE"
+fallback = "en"
+
+[search]
+stop = ["der die das"]
+fold = { "ß" = "ss" }
+"""
+SYNONYMS = """[[synonyms]]
+en = ["bounded deque", "circular queue"]
+ja = ["両端キュー", "円環"]
+zh = ["双端队列"]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +54,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     sample = Path(shutil.copytree(SAMPLE, tmp_path_factory.mktemp("search") / "sample"))
     (sample / "src/sample/odd.py").write_text(HOSTILE, encoding="utf-8")
     edit(sample / "site/sidelit.toml", "chapters = [", 'chapters = [\n    { source = "odd.py" },')
+    with (sample / "site/pages/notes/reading.md").open("a", encoding="utf-8") as page:
+        page.write("\n## A note\n\nHere is a zebra, too.\n")
+    (sample / "site/search.toml").write_text(SYNONYMS, encoding="utf-8")
     sidelit("sync", cwd=sample)
     translate(sample / "site/locale/ja/sample/ring.po", {DEQUE: JAPANESE})
     sidelit("build", cwd=sample)
@@ -42,6 +70,10 @@ def english(files: dict[str, bytes]) -> Index:
 
 def index(files: dict[str, bytes], lang: str) -> Index:
     return Index({name: text for name, text in files.items() if name.startswith(folder(lang))}, lang)
+
+
+def tokenizer(*langs: str) -> Tokenizer:
+    return Tokenizer([languages.load(lang).search for lang in langs])
 
 
 def marked(answer: Answer) -> list[str]:
@@ -68,10 +100,84 @@ def marked(answer: Answer) -> list[str]:
         ("Ring.pu", "ring.html#Ring.put"),
         ("Knuth", "bibliography.html#bib-knuth1973art"),
         ("maxlen", "ring.html#Ring.__init__/a-bounded-deque-drops-items"),
+        ("what is the bounded deque for", "ring.html#Ring.__init__/a-bounded-deque-drops-items"),
+        ("hippopotamus in a bounded deque", "ring.html#Ring.__init__/a-bounded-deque-drops-items"),
+        ("ｂｏｕｎｄｅｄ", "ring.html#Ring.__init__/a-bounded-deque-drops-items"),
+        ("bound", "ring.html#Ring.__init__/a-bounded-deque-drops-items"),
+        ("dropping of items", "ring.html#Ring.__init__/a-bounded-deque-drops-items"),
+        ("a circular queue", "ring.html#Ring.__init__/a-bounded-deque-drops-items"),
+        ("双端队列是什么", "ring.html#Ring.__init__/a-bounded-deque-drops-items"),
     ],
 )
 def test_a_query_finds_its_section(english: Index, query: str, first: str) -> None:
     assert english.ask(query)[0].address == first
+
+
+def test_pages_of_use_stand_before_chapters_and_chapters_before_depth(english: Index) -> None:
+    assert [answer.address for answer in english.ask("zebra")] == [
+        "notes/reading.html#a-note",
+        "odd.html#Odd/a-cafe-with-a-zebra",
+        "odd.html#Odd/another-zebra",
+    ]
+
+
+@pytest.mark.parametrize("query", ["cafe", "café", "CAFÉ", "ｃａｆé"])
+def test_an_accent_is_typed_or_not(english: Index, query: str) -> None:
+    (answer, *_) = english.ask(query)
+    assert marked(answer) == ["café"]
+
+
+@pytest.mark.parametrize(
+    ("query", "marks"),
+    [
+        ("what drops the items", ["drops items"]),
+        ("which ring is bounded", ["bounded", "ring"]),
+        ("circular queue", ["bounded deque"]),
+        ("all items of the other end", ["items", "other end", "all"]),
+        ("dropped item", ["drops items"]),
+    ],
+)
+def test_stop_words_are_not_marked_and_synonyms_are(english: Index, query: str, marks: list[str]) -> None:
+    found = {answer.address: answer for answer in english.ask(query)}
+    assert marked(found["ring.html#Ring.__init__/a-bounded-deque-drops-items"]) == marks
+
+
+def test_a_project_says_how_its_language_is_searched(tmp_path: Path) -> None:
+    (tmp_path / "de.toml").write_text(GERMAN, encoding="utf-8")
+    cut = Tokenizer([languages.load("de", tmp_path).search])
+    assert cut.terms("Die Größe der GRÖẞE") == ["grosse", "grosse"]
+
+
+def test_japanese_is_cut_where_its_words_end() -> None:
+    terms = tokenizer("ja", "en").terms
+    assert terms("勾配を分割しているのはなぜですか") == ["勾配", "分割"]
+    assert terms("the サーバーの切り替え") == terms("サーバ 切替え")
+    assert tokenizer("zh", "en").terms("梯度和参数的区别是什么") == ["梯度", "参数", "区别"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('[[synonyms]]\nen = ["a"]\n', "1: a row joins two words or more"),
+        ('[[synonyms]]\n\nen = ["a", " "]\n', "3: a word is empty"),
+        ('[[synonyms]]\nen = "a"\n', "2: `en` must be a list"),
+        ('[[synonyms]]\nen = ["a", "b"]\nfr = ["c"]\n', "3: unknown key `fr`"),
+        ("[synonyms]\n", "1: `synonyms` must be a list"),
+        ("synonym = []\n", "1: unknown key `synonym`"),
+        ("[[synonyms]\n", "1: not valid TOML"),
+    ],
+)
+def test_a_mistake_in_the_synonyms_is_told_with_its_line(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "search.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(SidelitError) as error:
+        synonyms.read(tmp_path / "search.toml", "site/search.toml", ("en", "ja"))
+    assert str(error.value).startswith(f"site/search.toml:{told}")
+
+
+def test_a_build_reads_the_synonyms(sample: Path) -> None:
+    (sample / "site/search.toml").write_text("rows = 1\n", encoding="utf-8")
+    told = sidelit("build", cwd=sample, code=1).stderr
+    assert told == "site/search.toml:1: unknown key `rows`; remove it or mend its spelling\n"
 
 
 @pytest.mark.parametrize(
@@ -143,7 +249,7 @@ def test_the_page_cuts_a_query_as_the_press_cuts_a_text(english: Index) -> None:
         if unicodedata.category(char) not in ("Cn", "Cs", "Co", "Cc") and char.lower() == char:
             known += f" a{char}b"
     for text in (*words, known):
-        assert english.terms(text) == terms(text)
+        assert english.terms(text) == tokenizer("en").terms(text)
 
 
 def test_a_query_loads_only_what_it_needs(files: dict[str, bytes]) -> None:
@@ -171,12 +277,36 @@ def test_a_single_page_has_no_search_and_several_have_one(sample: Path) -> None:
 
 
 def test_the_terminal_prints_what_a_page_shows(sample: Path) -> None:
+    sidelit("build", cwd=sample)
     said = sidelit("search", "bounded", "deque", cwd=sample).stdout.splitlines()
     assert said[0] == "ring.html#Ring.__init__/a-bounded-deque-drops-items  Ring.__init__"
     assert said[1].strip().startswith("A [bounded deque] drops")
     assert sidelit("search", "qqqqq", cwd=sample, code=1).stdout == ""
     told = sidelit("search", "ring", "--lang", "fr", cwd=sample, code=1).stderr
     assert told == "'fr' is not a language of this site; it has en, ja, zh\n"
+    # Its own language, and no configuration, for a site that lies elsewhere.
+    (sample / "build/site").rename(sample.parent / "elsewhere")
+    said = sidelit("search", "リング", "--lang", "ja", "--site", "../elsewhere", cwd=sample).stdout
+    assert said.startswith("glossary.html#term-ring")
+    said = sidelit("search", "bounded", "--site", "elsewhere", cwd=sample.parent).stdout
+    assert said.startswith("ring.html#Ring.__init__/a-bounded-deque-drops-items")
+    told = sidelit("search", "ring", cwd=sample, code=1).stderr
+    hint = "run `sidelit build`, or name the folder of a site with --site"
+    assert told == f"{sample / 'build/site'}: there is no built site here; {hint}\n"
+
+
+def test_the_terminal_tells_why_a_site_answers_nothing(sample: Path) -> None:
+    sidelit("print", "src/sample/ring.py", "--out", "one", cwd=sample)
+    told = sidelit("search", "ring", "--site", "one", cwd=sample, code=1).stderr
+    assert told == "one: this site has no search, as it has a single page\n"
+    sidelit("print", "src", "--out", "several", "--lang", "ja", cwd=sample)
+    assert sidelit("search", "Window", "--site", "several", cwd=sample).stdout.startswith(
+        "tools/window.html#Window"
+    )
+    (sample / "several/assets/search/ja/core.js").write_text("searching.begin();", encoding="utf-8")
+    told = sidelit("search", "ring", "--site", "several", cwd=sample, code=1).stderr
+    assert told.startswith("several/assets/search/ja: the index of this site cannot be read: ")
+    assert told.endswith("; build the site again\n")
 
 
 def test_a_file_in_the_place_of_the_index_is_refused(sample: Path) -> None:

@@ -3,25 +3,32 @@
 > The answers of the page's own script, without a page.
 
 The ranking exists once, as the script that readers load. Here the engine that sets formulas runs it, over
-the files that readers would load, so that a terminal and a test hear what the dialog shows.
+the files that readers would load, so that a terminal and a test hear what the dialog shows. The script of a
+built site lies beside its index, and the two belong together.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from sidelit.errors import SidelitError
 from sidelit.files import assets
-from sidelit.site.search.index import folder
+from sidelit.site.search.index import FOLDER, folder
 
+_SCRIPT = "search-rank.js"
 _DOOR = """
-const answer = (query, most) => {
-  const { found, marks, total } = searching.rank(query, most);
-  const shown = found.map((place) => ({ ...place, ...searching.excerpt(place, marks), name: place.title }));
-  return JSON.stringify({ found: shown, total });
+let answer;
+const shown = ({ address, id, title, page, at }) => ({ address, id, title, page, at });
+const ranked = (query, most) => {
+  answer = searching.rank(query, most);
+  return JSON.stringify(answer.found.map(shown));
 };
+const excerpt = (number) => JSON.stringify(searching.excerpt(answer.found[number], answer.marks).parts);
 const needed = (query) => JSON.stringify(searching.needs(query));
 const cut = (text) => JSON.stringify(searching.cut(text));
 """
@@ -42,19 +49,22 @@ class Index:
     """The index of one language, read from the files of a site."""
 
     def __init__(self, files: Mapping[str, bytes], lang: str) -> None:
-        self._files = {name.removeprefix(folder(lang)): text for name, text in files.items()}
+        self._files = files
+        self._folder = folder(lang)
         # The import of quickjs starts a thread, and a process that has two can share no work.
         import quickjs
 
         self._engine = quickjs.Context()
-        script = assets.read_asset(assets.templates_folder() / "assets" / "search-rank.js").decode()
-        self._engine.eval(script + _DOOR)
+        script = files.get(f"assets/{_SCRIPT}")
+        if script is None:
+            script = assets.read_asset(assets.templates_folder() / "assets" / _SCRIPT)
+        self._engine.eval(script.decode() + _DOOR)
         self._loaded: set[str] = set()
         self._load("core.js")
 
     def _load(self, name: str) -> None:
         if name not in self._loaded:
-            self._engine.eval(self._files[name].decode())
+            self._engine.eval(self._files[self._folder + name].decode())
             self._loaded.add(name)
 
     def _call(self, name: str, *given: object) -> Any:
@@ -70,14 +80,73 @@ class Index:
 
     def ask(self, query: str, most: int = 20) -> tuple[Answer, ...]:
         """The answers to a query, the best first."""
-        for name in (*self.parts(query), *(name for name in self._files if name.startswith("text-"))):
+        for name in self.parts(query):
             self._load(name)
+        found = self._call("ranked", query, most)
+        for each in found:
+            self._load(f"text-{each['at']}.js")
         return tuple(
             Answer(
                 each["address"] + (f"#{each['id']}" if each["id"] else ""),
-                each["name"],
+                each["title"],
                 each["page"],
-                tuple((part[0], len(part) > 1) for part in each["parts"]),
+                tuple((part[0], len(part) > 1) for part in self._call("excerpt", number)),
             )
-            for each in self._call("answer", query, most)["found"]
+            for number, each in enumerate(found)
         )
+
+
+class _Site(Mapping[str, bytes]):
+    """The files of a built site, each read when somebody asks for it."""
+
+    def __init__(self, site: Path) -> None:
+        self._site = site
+
+    def __getitem__(self, name: str) -> bytes:
+        path = self._site / name
+        if not path.is_file():
+            raise KeyError(name)
+        return path.read_bytes()
+
+    def __iter__(self) -> Iterator[str]:
+        return (path.relative_to(self._site).as_posix() for path in self._site.rglob("*") if path.is_file())
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def opened(site: Path, lang: str | None, first: str | None = None) -> Index:
+    """The index of a site that was built into this folder.
+
+    :param lang: the language to search; without one that of the pages at the top of the site, which is
+        `first` where somebody knows.
+
+    Raises `SidelitError` if there is no such site or language, and if another version of the press made it.
+    """
+    import quickjs
+
+    if not (site / "assets" / _SCRIPT).is_file():
+        hint = "run `sidelit build`, or name the folder of a site with --site"
+        raise SidelitError("there is no built site here", path=site, hint=hint)
+    langs = sorted(path.parent.name for path in (site / FOLDER).glob("*/core.js"))
+    if not langs:
+        raise SidelitError("this site has no search, as it has a single page", path=site)
+    lang = lang or first or _first(site, langs)
+    if lang not in langs:
+        raise SidelitError(f"{lang!r} is not a language of this site", hint=f"it has {', '.join(langs)}")
+    try:
+        return Index(_Site(site), lang)
+    except quickjs.JSException as error:
+        what = f"the index of this site cannot be read: {error}"
+        raise SidelitError(what, path=site / folder(lang), hint="build the site again") from None
+
+
+def _first(site: Path, langs: list[str]) -> str:
+    """The language of the pages at the top of a site, by the index that its home page names."""
+    home = site / "index.html"
+    named = re.search(rf'data-index="{FOLDER}([^/"]+)/"', home.read_text("utf-8")) if home.is_file() else None
+    if named is None and len(langs) > 1:
+        raise SidelitError(
+            "this site has several languages", path=site, hint=f"choose with --lang: {', '.join(langs)}"
+        )
+    return named[1] if named else langs[0]

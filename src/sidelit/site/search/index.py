@@ -4,8 +4,8 @@
 
 A site is often read from a static host or from a disk, where nothing answers questions and a page may not
 read files. So the index is a set of scripts, each of which hands its part to the page. `core.js` has every
-page, and every place with its name; `words-N.js` has one stretch of the alphabet, each term with the places
-it stands in; `text-N.js` has the words of one page, for the excerpts of the results that are on show.
+page, every place with its name, and the synonyms; `words-N.js` has one stretch of the alphabet, each term
+with the places it stands in; `text-N.js` has the words of one page, for the excerpts of the results on show.
 
 No library fits. Those for browsers load a whole index before the first answer, or read its parts with
 `fetch`, which a page on a disk may not; those that cut their index into parts are programs beside Python;
@@ -26,24 +26,29 @@ from functools import partial
 from typing import IO
 
 from sidelit.cache import store
+from sidelit.config.chapters import Chapter
 from sidelit.config.config import Config
 from sidelit.config.glossary import Glossary
 from sidelit.site.edition import Edition, Page
-from sidelit.site.listing import Use
 from sidelit.site.model import Work
-from sidelit.site.search import places, postings
+from sidelit.site.search import places, postings, synonyms
 from sidelit.site.search.places import Place
-from sidelit.site.search.terms import UNSPACED
+from sidelit.site.search.tokenizer import UNSPACED, Tokenizer
 
 # How much of the index one file of words holds, in characters.
-_SHARD = 24_000
+_SHARD = 12_000
+# What a reader looks for first: pages of use and lessons, then chapters, then what is in another language.
+_GUIDE, _CHAPTER, _FOREIGN = 0, 1, 2
 # So many pages are put together and kept: after an edit, one such stretch is put together again.
 _STRETCH = 16
 
 
+FOLDER = "assets/search/"
+
+
 def folder(lang: str) -> str:
     """Where the index of one language lies in the site."""
-    return f"assets/search/{lang}/"
+    return f"{FOLDER}{lang}/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,7 @@ class Material:
     editions: Mapping[str, Edition]
     glossary: Glossary = field(default_factory=Glossary)
     works: tuple[Work, ...] = ()
-    uses: Mapping[str, tuple[Use, ...]] = field(default_factory=dict)
+    synonyms: tuple[synonyms.Row, ...] = ()
 
 
 def files(made_of: Material) -> dict[str, bytes]:
@@ -114,7 +119,11 @@ class _Writing:
         # The places of a page are needed once more when the lengths of all are known.
         self._aside = aside
         self._found: dict[str, int] = {}
-        self._tables = store.digest(made_of.glossary, made_of.works)
+        # The language of the pages and that of the sources, which stands where a translation lacks.
+        self._langs = tuple(dict.fromkeys((edition.lang, made_of.config.source_language)))
+        self._spoken = [made_of.config.language(lang).search for lang in self._langs]
+        self._tokenizer = Tokenizer(self._spoken)
+        self._tables = store.digest(made_of.glossary, made_of.works, self._spoken)
         # Parts of an older index, which a browser may still keep, must not be mixed with these.
         self._version = hashlib.sha256()
 
@@ -123,21 +132,37 @@ class _Writing:
         for at, (output, page) in enumerate(self._edition.pages.items()):
             entry = page.once_alone("entries", partial(self._entry, page), self._tables)
             self._part(f"text-{at}.js", f"searching.texts[{at}]={entry.text};\n")
-            rows.append(f"{_json([output, *_named(page)])[:-1]},{entry.places}]")
+            rows.append(f"{_json([output, *_named(page), _rank(page)])[:-1]},{entry.places}]")
             lengths.append(entry.lengths)
         starts = []
-        for at, (start, shard) in enumerate(_shards(self._lists(lengths))):
-            self._part(f"words-{at}.js", f"searching.words[{at}]=[{shard}];\n")
+        lists = self._lists(lengths)
+        for at, (start, shard) in enumerate(_shards(lists)):
+            self._part(f"words-{at}.js", f"searching.words[{at}]={_json(shard)};\n")
             starts.append(start)
         words = self._made_of.config.language(self._edition.lang).words
         core = {
             "starts": starts,
             "unspaced": UNSPACED,
+            "stops": self._tokenizer.stops,
+            "folds": [[*each] for each in self._tokenizer.folds.items()],
+            "endings": [[*each] for spoken in self._spoken for each in spoken.endings],
+            "synonyms": self._synonyms(lists),
             "ui": {key[7:]: word for key, word in words.items() if key.startswith("search_")},
             "version": self._version.hexdigest()[:8],
         }
         text = f'searching.core({_json(core)[:-1]},"pages":[{",".join(rows)}]}});\n'
         self._put("core.js", text.encode())
+
+    def _synonyms(self, lists: postings.Lists) -> list[list[list[str]]]:
+        """The rows that may find what a query does not say; words that stand on no page are not asked for."""
+        terms = synonyms.of_glossary(self._made_of.glossary, self._made_of.config.source_language)
+        rows = (*self._made_of.synonyms, *terms)
+        shown = [row.shown(self._langs, partial(self._stands, lists)) for row in rows]
+        return [[asked, others] for asked, others in shown if asked and len(asked) + len(others) > 1]
+
+    def _stands(self, lists: postings.Lists, word: str) -> bool:
+        terms = self._tokenizer.terms(word)
+        return bool(terms) and all(term in lists for term in terms)
 
     def _part(self, name: str, text: str) -> None:
         content = text.encode()
@@ -152,27 +177,25 @@ class _Writing:
         self._found[page.text.item.output] = self._aside.seek(0, os.SEEK_END)
         pickle.dump(inside, self._aside, protocol=pickle.HIGHEST_PROTOCOL)
         return _Entry(
-            _json([[place.id, place.title, place.kind] for place in inside]),
+            _json([[place.id, place.title, place.kind + 4 * place.depth] for place in inside]),
             _json([[place.words, place.code, *[page.source_lang] * place.foreign] for place in inside]),
-            postings.lengths(inside),
+            postings.lengths(inside, self._tokenizer),
         )
 
-    def _postings(self, page: Page, more: Mapping[str, str], usual: int) -> postings.Postings:
+    def _postings(self, page: Page, usual: int) -> postings.Postings:
         if (place := self._found.get(page.text.item.output)) is None:
-            return postings.postings(self._places(page), more, usual)
+            return postings.postings(self._places(page), self._tokenizer, usual)
         self._aside.seek(place)
-        return postings.postings(pickle.load(self._aside), more, usual)
+        return postings.postings(pickle.load(self._aside), self._tokenizer, usual)
 
     def _lists(self, lengths: Sequence[tuple[int, ...]]) -> postings.Lists:
         """Each term of the index with its places."""
-        originals = _originals(self._made_of, self._edition)
         usual = postings.usual(length for inside in lengths for length in inside)
         lists = postings.Lists()
         rows = []
         for page, inside in zip(self._edition.pages.values(), lengths, strict=True):
-            more = originals.get(page.text.item.output, {})
-            others = self._tables, store.digest(more, usual)
-            rows.append(_Row(page, partial(self._postings, page, more, usual), others, len(inside)))
+            others = self._tables, store.digest(usual)
+            rows.append(_Row(page, partial(self._postings, page, usual), others, len(inside)))
         for start in range(0, len(rows), _STRETCH):
             stretch = rows[start : start + _STRETCH]
             keys = [row.page.key(*row.others) for row in stretch]
@@ -202,16 +225,10 @@ def _named(shown: Page) -> tuple[str, str, str]:
     return shown.label, getattr(shown.text.item, "module", ""), shown.label_lang or ""
 
 
-def _originals(made_of: Material, edition: Edition) -> Mapping[str, Mapping[str, str]]:
-    """By page and section, the original of the terms that it uses: a translation is found by it, too."""
-    if edition.lang == made_of.config.languages[0]:
-        return {}
-    said: dict[str, dict[str, str]] = {}
-    for term, uses in made_of.uses.items():
-        for use in uses:
-            known = said.setdefault(use.output, {})
-            known[use.id] = f"{known[use.id]} {term}" if use.id in known else term
-    return said
+def _rank(shown: Page) -> int:
+    if shown.original:
+        return _FOREIGN
+    return _CHAPTER if isinstance(shown.text.item, Chapter) else _GUIDE
 
 
 def _shards(lists: postings.Lists) -> Iterator[tuple[str, str]]:
@@ -221,13 +238,13 @@ def _shards(lists: postings.Lists) -> Iterator[tuple[str, str]]:
     start, shard, size = "", [], 0
     for term, numbers in lists.in_order():
         start = start or term
-        shard.append(f'["{term}",[{numbers}]]')
+        shard.append(f"{term} {numbers}")
         size += len(shard[-1])
         if size > _SHARD:
-            yield start, ",".join(shard)
+            yield start, "\n".join(shard)
             start, shard, size = "", [], 0
     if shard:
-        yield start, ",".join(shard)
+        yield start, "\n".join(shard)
 
 
 def _json(value: object) -> str:

@@ -25,7 +25,7 @@ from sidelit.site.model import Work
 from sidelit.text import markup
 
 # What a place is: its name is compared with a query accordingly.
-WORDS, SYMBOL, TERM = 0, 1, 2
+WORDS, SYMBOL, TERM, WORK = 0, 1, 2, 3
 
 
 @quick
@@ -41,6 +41,8 @@ class Place:
     code: str = ""
     foreign: bool = False
     """Whether its words are in the language that the site is written in, and not in the page's."""
+    depth: bool = False
+    """Whether it is folded: what few readers look for."""
 
 
 def places(shown: Page, glossary: Glossary, works: Sequence[Work]) -> tuple[Place, ...]:
@@ -70,7 +72,7 @@ def _section(shown: Page, piece: Piece, words: Words, head: str) -> Place:
     said = " ".join(filter(None, (head, _said(words.tokens))))
     named = module or (piece.kind in ("class", "function") and "/" not in piece.id)
     foreign = shown.original or words.state in ("stale", "missing")
-    return Place(piece.id, title, SYMBOL if named else WORDS, said, code, foreign)
+    return Place(piece.id, title, SYMBOL if named else WORDS, said, code, foreign, piece.fold is not None)
 
 
 def _code(piece: Piece) -> str:
@@ -112,7 +114,7 @@ def _terms(glossary: Glossary, lang: str) -> Iterator[Place]:
 def _works(works: Sequence[Work]) -> Iterator[Place]:
     for work in works:
         said = f"{work.authors} {work.year} {work.where} {work.note}"
-        yield Place(work.id, work.title, WORDS, " ".join(said.split()))
+        yield Place(work.id, work.title, WORK, " ".join(said.split()))
 
 
 def _said(tokens: Sequence[Token]) -> str:

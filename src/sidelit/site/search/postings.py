@@ -2,7 +2,7 @@
 
 > Each term of a page, with the places that have it, and how much it says about each of them.
 
-The weight of a term has four steps, so that it takes two bits beside the number of the place. What a page
+The weight of a term has eight steps, so that it takes three bits beside the number of the place. What a page
 adds follows from the page and from the usual length of a place, so it stays when another page is edited.
 """
 
@@ -12,20 +12,22 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from sidelit.site.search.places import Place
-from sidelit.site.search.terms import listed
+from sidelit.site.search.tokenizer import Tokenizer
 
-# A term in a title says more than one in the text: these are the lowest and the highest weight.
-_CODE, _TITLE = 0, 3
+# How many weights there are; a term in code has the lowest, one in a title the highest. What each is worth
+# stands in search-rank.js.
+STEPS = 8
+_CODE, _TITLE = 0, STEPS - 1
 
 Postings = Mapping[str, tuple[int, bytes, int]]
-"""By term: the first place, the steps to the others as they are written, each behind a comma, and the number
-of the last place. A place is four times its number, plus the weight of the term there; so is a step.
+"""By term: the first place, the steps to the others as they are written, each behind a space, and the number
+of the last place. A place is eight times its number, plus the weight of the term there; so is a step.
 """
 
 
-def lengths(inside: Sequence[Place]) -> tuple[int, ...]:
+def lengths(inside: Sequence[Place], cut: Tokenizer) -> tuple[int, ...]:
     """How many terms the words of each place have."""
-    return tuple(len(listed(place.words)) for place in inside)
+    return tuple(len(cut.listed(place.words)) for place in inside)
 
 
 def usual(found: Iterable[int]) -> int:
@@ -35,16 +37,17 @@ def usual(found: Iterable[int]) -> int:
     return 1 << max(0, mean.bit_length() - 1)
 
 
-def postings(inside: Sequence[Place], more: Mapping[str, str], usual: int) -> Postings:
-    """The terms of a page; `more` are words that places are found under, by their ids."""
+def postings(inside: Sequence[Place], cut: Tokenizer, usual: int) -> Postings:
+    """The terms of a page."""
     made: dict[str, tuple[int, bytes, int]] = {}
     for number, place in enumerate(inside):
-        for term, weight in _weights(place, more.get(place.id, ""), usual).items():
+        for term, weight in _weights(place, cut, usual).items():
             if term in made:
                 start, steps, last = made[term]
-                made[term] = start, b"%b,%d" % (steps, 4 * (number - last) + weight), number
+                step = _number(STEPS * (number - last) + weight)
+                made[term] = start, b"%b %b" % (steps, step), number
             else:
-                made[term] = 4 * number + weight, b"", number
+                made[term] = STEPS * number + weight, b"", number
     return made
 
 
@@ -62,9 +65,9 @@ class Lists:
         for term, (start, steps, last) in listed.items():
             before = self._last.get(term)
             if before is None:
-                self._known[term] = bytearray(b"%d%b" % (start + 4 * first, steps))
+                self._known[term] = bytearray(b"%b%b" % (_number(start + STEPS * first), steps))
             else:
-                self._known[term] += b",%d%b" % (start + 4 * (first - before), steps)
+                self._known[term] += b" %b%b" % (_number(start + STEPS * (first - before)), steps)
             self._last[term] = first + last
         self._first += places
 
@@ -72,9 +75,12 @@ class Lists:
         """All that was added, as if it were one page."""
         made = {}
         for term, known in self._known.items():
-            start, comma, steps = bytes(known).partition(b",")
-            made[term] = int(start), comma + steps, self._last[term]
+            start, space, steps = bytes(known).partition(b" ")
+            made[term] = int(start, 36), space + steps, self._last[term]
         return made
+
+    def __contains__(self, term: str) -> bool:
+        return term in self._known
 
     def in_order(self) -> Iterator[tuple[str, str]]:
         """Each term and its places, in the order in which a script compares the terms."""
@@ -82,11 +88,24 @@ class Lists:
             yield term, self._known[term].decode()
 
 
-def _weights(place: Place, more: str, usual: int) -> dict[str, int]:
-    counts = Counter(listed(place.words))
-    weights = dict.fromkeys(listed(f"{place.code} {more}"), _CODE)
+def _number(value: int) -> bytes:
+    """A number as scripts read it with 36 digits, which is shorter."""
+    digits = b""
+    while value >= 36:
+        value, last = divmod(value, 36)
+        digits = _DIGITS[last : last + 1] + digits
+    return _DIGITS[value : value + 1] + digits
+
+
+_DIGITS = b"0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+def _weights(place: Place, cut: Tokenizer, usual: int) -> dict[str, int]:
+    counts = Counter(cut.listed(place.words))
+    weights = dict.fromkeys(cut.listed(place.code), _CODE)
     # A word that is repeated counts for more, each time by less; in a long text, for less (as in BM25).
     long = 0.3 + 0.9 * counts.total() / usual
-    weights |= {term: int(3 * times / (times + long)) for term, times in counts.items()}
-    weights |= dict.fromkeys(listed(f"{place.title} {place.id.partition('/')[0]}"), _TITLE)
+    most = _TITLE - 1
+    weights |= {term: 1 + int(most * times / (times + long)) for term, times in counts.items()}
+    weights |= dict.fromkeys(cut.listed(f"{place.title} {place.id.partition('/')[0]}"), _TITLE)
     return weights
