@@ -28,14 +28,20 @@ records and returns frozen records, none looks back, and none runs the code it p
 templates and assets. The doors are `api`, `cli`, `serve` and `mkdocs_plugin`. Start with `site/site.py`,
 which is the pipeline in one place, or with `python -m sidelit --help`.
 
-| what is new | where it goes |
-|---|---|
-| a directive between `:::` | a kind in `site/directives/`, and one line in its `registry` |
-| a language | a file of words in `templates/ui/`, and its style in `lint/language.py` |
-| a lint rule | a function in `lint/`: `unit` for one sentence, `sections` for commentary |
-| a kind of page | `config/prose.py` reads it, `site/content.py` and `site/assemble.py` make it |
-| a dialect of docstrings | its sections in `text/docstrings/` |
-| a command | a function in `cli/commands.py`, its options in `cli/options.py` |
+Where something new goes:
+
+- **A directive** between `:::`: a kind in `site/directives/` and a line in its `registry`, and a template in
+  `templates/directives/`.
+- **A language**: its words in `templates/ui/`, its style in `lint/language.py`, and its code in the table of
+  `lint/lint.py`.
+- **A lint rule** for a sentence: a function in `lint/unit.py` or `lint/language.py`, and a row of `RULES` in
+  `lint/lint.py`. For commentary: a function and a row in `lint/sections.py`, and how strict it usually is in
+  `config/config.py`.
+- **A kind of page**: `config/prose.py` reads it and `config/config.py` puts it in order; `site/content.py` makes
+  its text, `site/navigation.py` its place, `site/assemble.py` and a template what stands around it.
+- **A dialect of docstrings**: its name in `config/chapters.py`, its reader in `text/docstrings/`.
+- **A command**: a function in `cli/commands.py`, its options in `cli/options.py`.
+- **Something that pages read**: the head of `cache/graph.py` says how the next build hears of it.
 """
 
 from __future__ import annotations

@@ -63,10 +63,10 @@ def print_files(
 ) -> Printed:
     """Print Python files, or folders of them, as pages in the folder `out`.
 
-    `lang` is the language of the pages, and `locale` a folder of translations into it, `LANG/PAGE.po`,
-    from the language `source`. `dialect` is what the docstrings are written in, one of
-    `sidelit.dialects.DIALECTS`; without it each is guessed. `jobs` is the number of processes that share the
-    work, by default one for each core.
+    `lang` is the language of the pages, and `locale` a folder of translations into it, `LANG/PAGE.po`, from
+    the language `source`. `dialect` is what the docstrings are written in, one of
+    `sidelit.config.chapters.DIALECTS`; without it each is guessed. `jobs` is the number of processes that
+    share the work, by default one for each core.
 
     One of several files that cannot be read as Python is left out, and `skipped` says why.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sidelit.cache.graph import Graph
+from sidelit.cache.graph import Graph, Noted
 from sidelit.cache.store import Store
 
 
@@ -62,3 +62,33 @@ def test_a_memory_of_nothing_makes_everything() -> None:
     assert [graph.alone("kind", "key", lambda each=each: each) for each in (1, 2)] == [1, 2]
     assert not graph.knows("kind", "key")
     graph.keep()
+
+
+def traced(folder: Path, words: dict[str, str], *, inputs: bool = True) -> list[str]:
+    """A task that reads words by their names; returns what a build had to make."""
+    made: list[str] = []
+    graph, known = Graph(Store(folder)), Noted(words, "word:{}")
+    if inputs:
+        graph.input("word", lambda name: words[name])
+
+    def make() -> str:
+        made.append("page")
+        return known["one"] if "other" not in known else known["other"]
+
+    assert graph.traced("pages", "key", make) == words.get("other", words["one"])
+    return made
+
+
+def test_a_task_is_done_again_when_what_it_read_differs(folder: Path) -> None:
+    assert traced(folder, {"one": "1", "two": "2"}) == ["page"]
+    assert traced(folder, {"one": "1", "two": "3"}) == []
+    assert traced(folder, {"one": "4", "two": "3"}) == ["page"]
+    assert traced(folder, {"one": "4"}) == []
+
+
+def test_what_is_gone_or_unknown_is_no_reason_to_fail(folder: Path) -> None:
+    assert traced(folder, {"one": "1", "other": "2"}) == ["page"]
+    # `other` was read, and is not there any more.
+    assert traced(folder, {"one": "1"}) == ["page"]
+    assert traced(folder / "more", {"one": "1"}, inputs=False) == ["page"]
+    assert traced(folder / "more", {"one": "1"}, inputs=False) == ["page"]

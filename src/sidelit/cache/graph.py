@@ -14,6 +14,11 @@ What the second kind reads of other pages it reads by a name: the words of a pag
 it has a section. Each look at a name is noted, so nobody keeps a list. The names are kept beside the result
 with what stood for each. The next build takes the result if the same still stands for every one of them (the
 verifying traces of Mokhov, Mitchell and Peyton Jones, *Build Systems à la Carte*, 2018, section 4.2.2).
+
+If pages begin to read something, the next build has to hear of it, or a page of yesterday stands for that of
+today. What is small, and the same for every page, is a plain field of the build context. Anything else is read
+through `Noted`, `Kept` or `note`, by a name whose kind has a digest in `making.inputs`, and its field is marked
+as noted.
 """
 
 from __future__ import annotations
@@ -138,7 +143,10 @@ class Graph:
     def _digest(self, name: str) -> str:
         if name not in self._digests:
             kind, _, rest = name.partition(":")
-            self._digests[name] = self._inputs[kind](rest) if kind in self._inputs else ""
+            try:
+                self._digests[name] = self._inputs[kind](rest)
+            except KeyError:
+                self._digests[name] = ""  # It is not there any more, or nobody has said what stands for it.
         return self._digests[name]
 
     def __reduce__(self) -> tuple[type[Graph], tuple[()]]:
@@ -176,8 +184,8 @@ def _name(kind: str) -> str:
 #
 # > A task looks at the site through mappings and sequences that note what is looked at.
 #
-# A site may have more pages than memory has room for. What a page consists of is read from the store, or
-# translated, when it is asked for; what was asked for last is at hand.
+# They also save room: a site may have more pages than memory has. What a page consists of is read from the
+# store, or translated, when it is asked for; what was asked for last is at hand.
 
 
 # The sets of those who want to know what is read.
@@ -264,6 +272,10 @@ class Noted(Mapping[Place, Held]):
     def __getitem__(self, place: Place) -> Held:
         note(self._name.format(place))
         return self._known[place]
+
+    def __contains__(self, place: object) -> bool:
+        # Which places there are is part of every key.
+        return place in self._known
 
     def __iter__(self) -> Iterator[Place]:
         return iter(self._known)

@@ -235,7 +235,7 @@ def _digest(live: Mapping[Key, Entry]) -> str:
 # A part may say in which languages its pages stand; in the others they are shown as they were written,
 # without any of these states, and nobody waits for a translation.
 #
-# A site's words for building are `load`, `Shelf.catalog` and `translate`; for translators `sync`, `status`
+# A site's words for building are `load`, `Catalogs.catalog` and `translate`; for translators `sync`, `status`
 # and `reviewed`. All of them match catalogues with pages in memory first, so they agree with each other.
 
 

@@ -366,7 +366,7 @@ class Chapter:
     line: int = 1
     """Where the configuration names it."""
     dialect: str = "markdown"
-    """What its docstrings are written in, one of `sidelit.dialects.DIALECTS`."""
+    """What its docstrings are written in, one of `sidelit.config.chapters.DIALECTS`."""
     languages: tuple[str, ...] = ()
     """The languages it stands in; empty for all those of the site."""
 

@@ -186,7 +186,7 @@ def _at(config: Config, tag: str, folder: Path) -> Config:
 
 
 def _lend(config: Config, found: Config, name: str) -> None:
-    """Give a clone what no repository holds: the formulas that were set, the cards that were drawn."""
+    """Give a clone what no repository holds: the work of earlier builds, the cards that were drawn."""
     ours, theirs = config.project / name, found.project / name
     if ours.is_dir() and not theirs.exists():
         shutil.copytree(ours, theirs)

@@ -4,8 +4,8 @@
 
 On pages translated by machine, comparing the markup and looking up the glossary found two bad sentences
 of three. What no lint finds is a sentence that says the contrary; for that, somebody has to read it
-beside the code. Each rule is one small function in `lint_markup`, `lint_language` or `lint_terms`, and
-the table here gives it its name.
+beside the code. Each rule is one small function in `unit` or `language`, and the
+table here gives it its name.
 
 A translator who knows better says so in a comment above the entry:
 

@@ -301,7 +301,7 @@ def _of(renderer: PageRenderer, there: Page, marker: Marker, every: bool = False
 
 
 def view(build: BuildContext, shown: Page) -> model.View:
-    """Assemble one page in one language. Mistakes go to `press.report`; what they spoil is left out."""
+    """Assemble one page in one language. Mistakes go to `build.report`; what they spoil is left out."""
     own = kind(shown)
     renderer = PageRenderer(build, shown)
     body, rows, lesson = "", Markup(""), None

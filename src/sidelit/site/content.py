@@ -146,7 +146,7 @@ def _missing(name: str, example: str, path: str, line: int) -> SidelitError:
     return SidelitError(f"the head of this lesson has no `:{name}:`", path=path, line=line, hint=hint)
 
 
-# ## What a page says, before any language
+# ## Texts and their pieces
 #
 # > Sources and prose become the same record, so that everything after this stage treats them alike.
 #

@@ -44,7 +44,7 @@ from sidelit.theme import RAISED, Theme
 
 # ## A page through its template
 #
-# > The records of `views` go in, a page of HTML comes out.
+# > The records of `model` go in, a page of HTML comes out.
 #
 # Nothing is looked up in silence: a word, a field or an asset that does not exist stops the build at the
 # template's line.

@@ -31,7 +31,7 @@ from sidelit.text.code import Mark
 #
 # > What the names in a source mean is found out again when its words change, or code that its imports reach.
 #
-# The links of a source are read from the [memory](../cache/store.py) when a page shows them. What stands for
+# The links of a source are read from the [graph](../cache/graph.py) when a page shows them. What stands for
 # them is known before: their places, and everything that they lead to, each once.
 
 

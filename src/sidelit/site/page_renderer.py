@@ -212,7 +212,7 @@ def _tests(renderer: PageRenderer, tests: tuple[Test, ...]) -> Iterator[Link]:
 
 # ## The renderer of one page
 #
-# > A page asks here for its words, its sections, its figures and the record of what stands around them.
+# > A page asks here for its words, its sections and its figures.
 #
 # What a page needs again and again is looked up once. A lesson shows sections of other pages: their words are
 # printed by a renderer of their own, whose links lead from the lesson.

@@ -63,7 +63,7 @@ def texts(
     """Read every page of the site in the language it was written in.
 
     What is wrong with a mark or a formula of a source goes to `notes`, if they are given. Otherwise it is
-    passed over, if the configuration allows that. `memory` is the work of earlier builds.
+    passed over, if the configuration allows that. `graph` has the work of earlier builds.
 
     Raises `SidelitError` with all the sources that cannot be read.
     """
@@ -270,7 +270,7 @@ def nobody(done: Done) -> None:
 def write(config: Config, folder: Path, *, keep_going: bool = False, jobs: int | None = None) -> Done:
     """Make a site in an empty folder, with gaps if its configuration or `keep_going` allows them.
 
-    Raises `SidelitError` as `site.write` does.
+    Raises `SidelitError` as `write_whole` does.
     """
     if not (keep_going or config.keep_going):
         return Done(write_whole(config, folder, jobs=jobs))

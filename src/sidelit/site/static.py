@@ -63,7 +63,7 @@ def static_files(config: Config, theme: Theme, made: Mapping[str, bytes]) -> dic
     return found
 
 
-# ## The files beside the pages
+# ## Files for programs
 #
 # > A page that is not there, a list of those that are, the releases, and the pictures that networks show.
 #
@@ -197,7 +197,7 @@ def _variables(shown: Page) -> Iterator[Row]:
                 yield f"line-{number}", _cut(code, _CODE), said, piece.number, lang
 
 
-# ## What is said
+# ### What a card says
 
 
 _FOREIGN = ("stale", "missing", "original")
@@ -235,7 +235,7 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most].rstrip()}…"
 
 
-# ## Code
+# ### The code on a card
 
 
 def _plain(html: str) -> str:

@@ -144,7 +144,7 @@ _NAMED = 5
 #
 # > Where the definitions are, what their docstrings say, and what tells two definitions of one name apart.
 #
-# Lines and comments are the business of `source`. This module answers what only Python's own parser can:
+# Lines and comments are the business of `scan`. This module answers what only Python's own parser can:
 # which string is a docstring and what it evaluates to, and under which condition a definition stands.
 
 

@@ -110,9 +110,9 @@ def _width(text: str) -> int:
 #
 # > Tokens become HTML that is safe to publish, with formulas and links that are right.
 #
-# This is the door to everything about text. Blocks are written here, what stands inside a sentence in
-# `inlines`, lists of parameters are sorted by `fields`, and `slots` keeps the whole safe: words pass a sieve,
-# and formulas, links, pictures and code are put in afterwards.
+# This is the door to everything about text. Blocks are written here, and what stands inside a sentence in
+# `inlines`. Lists of parameters are sorted in `directives`. The slots of `inlines` keep the whole safe: words
+# pass a sieve, and formulas, links, pictures and code are put in afterwards.
 
 
 ADMONITIONS = ("note", "tip", "important", "warning")

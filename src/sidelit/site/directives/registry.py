@@ -1,6 +1,6 @@
 """# Which directives there are
 
-> A directive is one module beside this one and one line here.
+> A directive is a kind in a module beside this one, and one line here.
 """
 
 from __future__ import annotations

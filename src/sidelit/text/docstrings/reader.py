@@ -59,7 +59,7 @@ def titled(text: str) -> str:
 class Reader:
     """Reads the docstrings of one file.
 
-    :param dialect: what the configuration says, one of `sidelit.dialects.DIALECTS`.
+    :param dialect: what the configuration says, one of `sidelit.config.chapters.DIALECTS`.
     :param most: the markup of most of them.
     :param path: the file, which messages name.
     :param report: told of what is wrong.
