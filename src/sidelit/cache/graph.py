@@ -16,9 +16,9 @@ with what stood for each. The next build takes the result if the same still stan
 verifying traces of Mokhov, Mitchell and Peyton Jones, *Build Systems à la Carte*, 2018, section 4.2.2).
 
 If pages begin to read something, the next build has to hear of it, or a page of yesterday stands for that of
-today. What is small, and the same for every page, is a plain field of the build context. Anything else is read
-through `Noted`, `Kept` or `note`, by a name whose kind has a digest in `making.inputs`, and its field is marked
-as noted.
+today. What is small, and the same for every page, is a plain field of the build context. Anything else is
+read through `Noted`, `Kept` or `note`, by a name whose kind has a digest in `making.inputs`, and its field is
+marked as noted.
 """
 
 from __future__ import annotations
