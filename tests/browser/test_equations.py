@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Page
 
 from built import NARROW, NARROWEST, show
+from built import WIDE as SCREEN
 from press.project import edit
 
 pytestmark = pytest.mark.full
@@ -35,6 +36,24 @@ all => all.filter(one => {
     // The padding of a piece that scrolls is invisible.
     return left < column.left - 5 || right > column.right + 5;
 }).map(one => `${one.textContent.slice(0, 20)}: ${one.getBoundingClientRect().right}`)
+"""
+# Formulas under whose number something of them stands.
+COVERED = """
+all => all.filter(one => {
+    const tag = one.querySelector(".katex-tag");
+    if (!tag) return false;
+    const bases = [...one.querySelectorAll(".katex-base")].map(base => base.getBoundingClientRect().right);
+    const places = [...tag.querySelectorAll(".eqn-num, .text")].map(number => number.getBoundingClientRect());
+    return places.some(place => !place.width || place.left < Math.max(...bases));
+}).map(one => one.textContent.slice(-20))
+"""
+CENTRED = """
+all => all.map(one => {
+    const { left, right } = one.getBoundingClientRect();
+    const base = one.querySelector(".katex-base").getBoundingClientRect();
+    const tag = one.querySelector(".katex-tag").getBoundingClientRect();
+    return Math.abs(base.left - left - (right - base.right)) < 3 && Math.abs(tag.right - right) < 3;
+})
 """
 SCROLLS = "all => all.map(one => getComputedStyle(one).overflowX).filter(kind => kind !== 'visible')"
 # The width of what is printed on a sheet of A4, in pixels.
@@ -77,6 +96,24 @@ def test_a_wide_formula_in_a_line_stays_in_its_column(page: Page, home: str) -> 
     (brace, words) = page.locator(".math:not(.display) .katex-base:has(:nth-child(12), .text)").all()
     assert brace.evaluate("one => getComputedStyle(one).overflowX") == "auto"
     assert words.evaluate("one => one.scrollHeight <= one.clientHeight + 1")
+
+
+@pytest.mark.parametrize("width", [NARROW, 801, SCREEN, 1600])
+def test_a_number_keeps_clear_of_its_formula(page: Page, home: str, width: int) -> None:
+    show(page, width).goto(f"{home}wide.html")
+    for place in ("wide.html", "numbered.html"):
+        page.goto(f"{home}{place}")
+        assert page.locator(".math.display .katex-html:has(> .katex-tag)").count() == 2
+        assert page.locator(".math.display").evaluate_all(COVERED) == []
+    # A short formula stays in the middle of its column, and its number at the end of it.
+    assert page.locator(".math.display").evaluate_all(CENTRED) == [True, True]
+
+
+def test_a_formula_that_scrolls_shows_that_it_does(page: Page, home: str) -> None:
+    show(page, SCREEN).goto(f"{home}wide.html")
+    rows = page.locator(".math.display:has(.mtable)").first
+    assert rows.evaluate("one => one.scrollWidth > one.clientWidth + 1")
+    assert "gradient" in rows.evaluate("one => getComputedStyle(one).backgroundImage")
 
 
 def test_nothing_of_a_wide_formula_is_cut_off_on_paper(page: Page, home: str) -> None:

@@ -16,7 +16,7 @@ from press.project import SAMPLE, edit, sidelit, translate
 RING, SHOWER = "src/sample/ring.py", "src/sample/tools/window.py"
 HOSTILE = '''
     def hostile(self, at: int) -> None:
-        """<img src=x onerror=alert(1)> and `code`. Not this."""
+        """<object data=x onerror=alert(1)> and `code`. Not this."""
 '''
 USES = '''
 
@@ -126,7 +126,7 @@ def test_pointing_says_what_a_name_is_and_asks_nothing_before(page: Page, home: 
     expect(page.locator(CARD)).to_contain_text("len")
     assert said(page) == ["len", "In the documentation at docs.example.org"]
     point(page, name("hostile"))
-    expect(page.locator(CARD)).to_contain_text("<img src=x onerror=alert(1)> and code.")
+    expect(page.locator(CARD)).to_contain_text("<object data=x onerror=alert(1)> and code.")
     assert page.locator(f"{CARD} img").count() == 0
     assert not [url for url in asked if ":" in url]
 

@@ -132,7 +132,7 @@ def split_prose(tokens: Sequence[Token]) -> tuple[tuple[str, tuple[Token, ...]],
             depth = int(token.tag[1:])
             path = {level: slug for level, slug in path.items() if level < depth}
             if depth > 1:
-                path[depth] = markup.heading_slug(markup.plain(tokens[index + 1])) or "section"
+                path[depth] = markup.ascii_slug(markup.plain(tokens[index + 1])) or "section"
             cuts.append(("/".join(path.values()) or "page", []))
         cuts[-1][1].append(token)
     return tuple((context, tuple(body)) for context, body in cuts if body)

@@ -18,19 +18,37 @@ from sidelit.files import assets
 # ## What docstrings are written in
 #
 # > Markdown, reST, the sections of Google or NumPy: said for a site, or for a part of it.
+#
+# KaTeX numbers the rows of `align`, as LaTeX does. MathJax, which most other tools print formulas with, does
+# not, and authors who write for it do not expect any numbers. `equation_numbers` says whether there are some;
+# where it says nothing, only the press's own dialect has them.
 
 
 # `auto` looks at each docstring.
 DIALECTS = ("markdown", "rest", "google", "numpy", "auto")
 
 
-def read_dialect(table: Table, usual: str) -> str:
-    """The `dialect` of a table of the configuration; `usual` where it names none."""
-    said: str = table.take("dialect", str, usual)
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How docstrings are written: their dialect, and what is said of the numbers of equations."""
+
+    dialect: str = "markdown"
+    numbers: bool | None = None
+
+    @property
+    def numbered(self) -> bool:
+        """Whether equations have numbers that nobody wrote."""
+        return self.dialect == "markdown" if self.numbers is None else self.numbers
+
+
+def read_manner(table: Table, usual: Manner) -> Manner:
+    """The manner of a table of the configuration; `usual` where it says nothing."""
+    said: str = table.take("dialect", str, usual.dialect)
     if said not in DIALECTS:
         hint = f"the press reads {', '.join(DIALECTS)}"
         raise table.error(f"unknown dialect {said!r}", "dialect", hint=hint)
-    return said
+    given = "equation_numbers" in table.data
+    return Manner(said, table.take("equation_numbers", bool) if given else usual.numbers)
 
 
 # ## Chapters by pattern
@@ -367,6 +385,8 @@ class Chapter:
     """Where the configuration names it."""
     dialect: str = "markdown"
     """What its docstrings are written in, one of `sidelit.config.chapters.DIALECTS`."""
+    equation_numbers: bool = True
+    """Whether the rows of its formulas have numbers that nobody wrote."""
     languages: tuple[str, ...] = ()
     """The languages it stands in; empty for all those of the site."""
 
@@ -382,18 +402,21 @@ class Part:
     """What a reader may ask that it answers."""
 
 
-def part(table: Table, tree: Tree, usual: str, codes: Sequence[str]) -> Part:
-    """Read one part: `usual` is the dialect of the site, and `codes` are its languages."""
+def part(table: Table, tree: Tree, usual: Manner, codes: Sequence[str]) -> Part:
+    """Read one part: `usual` is the manner of the site, and `codes` are its languages."""
     number, label, question = (
         table.take("number", str, ""),
         table.take("label", str),
         table.take("question", str, ""),
     )
     folder, output = table.take("folder", str, tree.root).strip("/"), table.take("output", str, "").strip("/")
-    dialect, entries = read_dialect(table, usual), matching_chapters(table, folder, tree)
+    manner, entries = read_manner(table, usual), matching_chapters(table, folder, tree)
     found = (_chapter(entry, folder, output, tree.root) for entry in entries)
     kept = languages.kept(table, codes)
-    chapters = tuple(replace(each, dialect=dialect, languages=kept) for each in found)
+    dialect, numbered = manner.dialect, manner.numbered
+    chapters = tuple(
+        replace(each, dialect=dialect, equation_numbers=numbered, languages=kept) for each in found
+    )
     table.finish()
     return Part(number, label, chapters, question)
 

@@ -245,6 +245,8 @@ class Config:
     figures_torch: str | None = None
     macros: Mapping[str, str] = field(default_factory=dict)
     """Commands of TeX that every formula may use, as `\\R` for `\\mathbb{R}`."""
+    equation_numbers: bool = True
+    """Whether the rows of formulas have numbers that nobody wrote, on pages of prose."""
     home: str = "index.html"
     """The page that the title of the site leads to: the first one where none is called so."""
     inventories: tuple[Inventory, ...] = ()
@@ -323,7 +325,7 @@ def load(path: Path) -> Config:
     shown = path.relative_to(project).as_posix()
     top = read_table(path, shown)
     root = top.take("source_root", str, "src").strip("/")
-    tree, dialect = chapters.tree(project, root, top), chapters.read_dialect(top, "markdown")
+    tree, manner = chapters.tree(project, root, top), chapters.read_manner(top, chapters.Manner())
     codes = languages.codes(top)
     config = Config(
         path=path,
@@ -332,7 +334,7 @@ def load(path: Path) -> Config:
         tagline=top.take("tagline", str, ""),
         languages=codes,
         front=tuple(prose.prose(table, path.parent.name, codes) for table in top.tables("front")),
-        parts=tuple(chapters.part(table, tree, dialect, codes) for table in top.tables("parts")),
+        parts=tuple(chapters.part(table, tree, manner, codes) for table in top.tables("parts")),
         back=tuple(prose.prose(table, path.parent.name, codes) for table in top.tables("back")),
         course=prose.course(top.table("course"), path.parent.name),
         labs=prose.labs(top.table("labs")),
@@ -343,6 +345,7 @@ def load(path: Path) -> Config:
         authors=publication.authors(top),
         figures_torch=top.take("figures_torch", str, "") or None,
         macros=_macros(top),
+        equation_numbers=manner.numbered,
         inventories=read_inventories(top),
         override_assets=top.strings("override_assets"),
         keep_going=top.take("keep_going", bool, False),

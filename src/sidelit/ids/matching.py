@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
+from sidelit.source.decoding import CODING
 from sidelit.source.source import Kind, Section
 
 # ## A first name for every section
@@ -95,8 +96,15 @@ def _base(section: Section) -> str:
 
 def _first_line(section: Section) -> str:
     """The words of the first line of code that has some."""
-    lines = (_code_words(line) for line in section.source.split("\n"))
+    lines = (
+        _code_words(line)
+        for line in section.source.split("\n")
+        if not (section.commentary and _FOR_TOOLS.match(line))
+    )
     return "-".join(next(filter(None, lines), [])[:WORDS])
+
+
+_FOR_TOOLS = re.compile(rf"#!|{CODING.pattern}")
 
 
 def _code_words(line: str) -> list[str]:

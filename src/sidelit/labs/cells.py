@@ -173,7 +173,7 @@ class _Names:
 
     def of(self, text: str, markdown: bool, options: Mapping[str, object]) -> str:
         if markdown and (found := _HEADING.search(text)):
-            self.heading = markup.heading_slug(found[1]) or "section"
+            self.heading = markup.ascii_slug(found[1]) or "section"
         if name := options.get("exercise"):
             return str(name)
         if name := options.get("check"):

@@ -15,7 +15,7 @@ from markdown_it.token import Token
 
 from sidelit.config.glossary import Finder, Glossary
 from sidelit.text import markup
-from sidelit.text.markup import is_cjk
+from sidelit.text.everyday import is_cjk
 
 # ## A sentence and its translation, as lints see them
 #

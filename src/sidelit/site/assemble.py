@@ -150,6 +150,7 @@ def info(
     text = shown.text
     opens = text.pieces[0] if text.pieces and text.pieces[0].kind == "module" else None
     figure = renderer.figure_of(opens) if opens else Markup("")
+    toc = tuple(navigation.sections(sections) if sections else navigation.headings(shown))
     return model.PageInfo(
         kind=kind,
         title=shown.label,
@@ -166,7 +167,8 @@ def info(
         prev=before,
         next=after,
         alternates=tuple(renderer.nav.alternates()),
-        toc=tuple(navigation.sections(sections) if sections else navigation.headings(shown)),
+        toc=toc,
+        outline=navigation.outline(toc) if sections else (),
         run=renderer.item.run if isinstance(renderer.item, Chapter) else None,
         has_math=any('class="katex' in html for html in written),
         faces=tuple(name for name, used in _MATH_FACES.items() if any(used.search(html) for html in seen))

@@ -378,7 +378,7 @@ def prose(item: Prose, written: str) -> Text:
     # The title is drawn by the page's template, which gives it no id.
     after = markup.opening(tokens).rest
     minutes = split(after, item.source).minutes if isinstance(item, Lesson) else 0
-    ids = Ids(str(token.meta["slug"]) for token in after if token.type == "heading_open")
+    ids = Ids(name for token in after for name in markup.names_of(token))
     pieces = tuple(Piece("", (), context, "prose", "", part) for context, part in sync.split_prose(tokens))
     label = PurePosixPath(item.source).stem
     lesson, line = (markup.plain(named[0].body), markup.line_of(named[0].name)) if named else ("", 1)

@@ -39,7 +39,7 @@ from sidelit.site.pictures import Pictures
 from sidelit.site.usage import Backlinks
 from sidelit.symbols import marking
 from sidelit.symbols.marking import Marker, Notation
-from sidelit.text.math import Typesetter
+from sidelit.text.math import Typesetter, unnumbered
 from sidelit.theme import RAISED, Theme
 
 # ## A page through its template
@@ -159,8 +159,10 @@ class Watched:
 
     build: BuildContext
     marker: marking.Marker
+    numbered: bool = True
 
     def render(self, tex: str, *, display: bool, path: str | None, line: int | None) -> str:
+        tex = tex if self.numbered else unnumbered(tex)
         try:
             html = self.build.math.render(tex, display=display, path=path, line=line)
         except SidelitError as error:

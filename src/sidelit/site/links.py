@@ -21,6 +21,7 @@ from sidelit.config.prose import Prose
 from sidelit.errors import SidelitError
 from sidelit.site.content import Text
 from sidelit.site.edition import Page
+from sidelit.text import markup
 
 # ## Old addresses
 #
@@ -104,8 +105,10 @@ def _places(text: Text) -> Iterator[tuple[str, str]]:
 
 def _headings(text: Text) -> Iterator[str]:
     if text.prose:
-        slugs = text.once("headings", lambda: [str(token.meta.get("slug")) for token in text.tokens])
-        yield from (slug for slug in slugs if slug in text.ids)
+        names = text.once(
+            "headings", lambda: [name for each in text.tokens for name in markup.names_of(each)]
+        )
+        yield from (name for name in names if name in text.ids)
 
 
 # ## Where a link leads

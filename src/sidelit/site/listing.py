@@ -30,7 +30,7 @@ from sidelit.site.edition import Edition
 from sidelit.site.links import fragment
 from sidelit.site.model import Link, Term, Word, Work
 from sidelit.text import markup
-from sidelit.text.markup import is_cjk
+from sidelit.text.everyday import is_cjk
 
 # ## Where the terms of the glossary are used
 #
@@ -158,7 +158,8 @@ def used(uses: Sequence[Use], edition: Edition, to: Callable[[str], str]) -> tup
 
 def term_id(term: glossary_file.Term) -> str:
     """The id of a term's row, the same in every language."""
-    return f"term-{markup.heading_slug(term.name, words=20)}"
+    slug = markup.ascii_slug(term.name, words=20) or markup.heading_slug(term.name, words=20)
+    return f"term-{slug}"
 
 
 def key_of(work: Work) -> str:

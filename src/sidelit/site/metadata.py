@@ -240,18 +240,20 @@ def _matches(texts: Sequence[Text], wanted: str) -> Iterator[tuple[Text, Piece |
     for text in texts:
         here = not place or place in _answers_to(text)
         for piece in text.pieces:
-            called = (
-                here and name and name in ((_heading(piece),) if text.prose else (piece.id, *piece.aliases))
-            )
-            if called or wanted == piece.number or _was_at(piece, place, name):
+            names = _headings(piece) if text.prose else (piece.id, *piece.aliases)
+            if (here and name and name in names) or wanted == piece.number or _was_at(piece, place, name):
                 yield text, piece
 
 
 def _heading(piece: Piece) -> str:
     """The id of the heading that a stretch of prose stands under."""
+    return next(iter(_headings(piece)), "")
+
+
+def _headings(piece: Piece) -> tuple[str, ...]:
+    """That id, and the one that it had before."""
     first = piece.tokens[0] if piece.tokens else None
-    told = first is not None and first.type == "heading_open" and first.tag in ("h2", "h3")
-    return str(first.meta.get("slug", "")) if told and first else ""
+    return tuple(markup.names_of(first)) if first is not None and first.tag in ("h2", "h3") else ()
 
 
 def _heading_said(shown: edition.Page, section: str) -> str:

@@ -78,6 +78,14 @@ class TocEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class TocGroup:
+    """A line of a long table of contents, and those that stand folded below it."""
+
+    entry: TocEntry
+    below: tuple[TocEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class UsageView:
     """Where a definition is used, and which tests name it."""
 
@@ -328,6 +336,8 @@ class PageInfo:
     has_math: bool
     faces: tuple[str, ...] = ()
     """The files of the faces that its formulas are set in, and of the italic where its words need one."""
+    outline: tuple[TocGroup, ...] = ()
+    """The table of contents where it is long: the methods of a class below the class."""
     has_depth: bool = False
     has_names: bool = False
     """Whether names in its code lead to what they mean."""

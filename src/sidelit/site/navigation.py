@@ -190,6 +190,20 @@ def sections(shown: Sequence[model.SectionView]) -> Iterator[model.TocEntry]:
         yield model.TocEntry(section.id, label, section.depth, section.fold is not None, section.number)
 
 
+# A list that is no longer than this is seen at a glance.
+SHORT = 20
+
+
+def outline(entries: Sequence[model.TocEntry]) -> tuple[model.TocGroup, ...]:
+    """The contents of a chapter, each definition with what it holds; none where all are few enough."""
+    groups: list[list[model.TocEntry]] = []
+    for entry in entries if len(entries) > SHORT else ():
+        if entry.depth == 0 or not groups:
+            groups.append([])
+        groups[-1].append(entry)
+    return tuple(model.TocGroup(first, tuple(below)) for first, *below in groups)
+
+
 def unlinked(html: Markup) -> Markup:
     """The same words without their links."""
     return Markup(re.sub(r"</?a\b[^>]*>", "", html))

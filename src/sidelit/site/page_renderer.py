@@ -17,6 +17,7 @@ from markdown_it.token import Token
 from markupsafe import Markup
 
 from sidelit.catalog import catalog
+from sidelit.config.chapters import Chapter
 from sidelit.config.origin import fill, report
 from sidelit.config.prose import Lab
 from sidelit.errors import SidelitError
@@ -355,11 +356,13 @@ class PageRenderer:
         self, section: str, *, place: str = "", heading_offset: int = 0, heading_ids: bool = False
     ) -> inlines.RenderContext:
         hung = ImageResolver(self.build, self.item.source, self.nav.root, self._resolve)
+        says = self.item if isinstance(self.item, Chapter) else self.config
+        numbered = says.equation_numbers
         return inlines.RenderContext(
             resolve=self._resolve,
             image=hung.address,
             picture_size=hung.size,
-            math=Watched(self.build, self._marker),
+            math=Watched(self.build, self._marker, numbered),
             symbols=self._marker.span,
             section=section,
             place=place,

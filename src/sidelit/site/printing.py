@@ -18,7 +18,7 @@ from sidelit.cache.graph import AT_HAND, in_file
 from sidelit.cache.records import Ids, Packed
 from sidelit.catalog import catalog, sync
 from sidelit.config import chapters, languages, origin
-from sidelit.config.chapters import Chapter, Part
+from sidelit.config.chapters import Chapter, Manner, Part
 from sidelit.config.config import Config
 from sidelit.config.languages import Language
 from sidelit.config.prose import Prose
@@ -260,7 +260,8 @@ def _read(
     faults: list[SidelitError] = []
     try:
         document = source.read(path, shown=chapter.source)
-        spoken = replace(chapter, dialect=_dialect(path, job, homes))
+        manner = _manner(path, job, homes)
+        spoken = replace(chapter, dialect=manner.dialect, equation_numbers=manner.numbered)
         names = _anchors(path, document, homes, faults)
         text = content.chapter(spoken, document, names, report=faults.append)
     except SidelitError as error:
@@ -288,9 +289,12 @@ def _anchors(
         return anchors.assign(document)
 
 
-def _dialect(path: Path, job: Job, homes: anchoring.Homes) -> str:
-    """What the docstrings of a file are written in: what was asked for, or what its own site says."""
-    return job.dialect or ((home := homes.owner(path)) and home[1].dialect) or "auto"
+def _manner(path: Path, job: Job, homes: anchoring.Homes) -> Manner:
+    """How the docstrings of a file are written: as was asked for, or as its own site says."""
+    home = homes.owner(path)
+    if job.dialect or home is None:
+        return Manner(job.dialect or "auto")
+    return Manner(home[1].dialect, home[1].equation_numbers)
 
 
 def _pages(

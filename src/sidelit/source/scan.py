@@ -11,7 +11,7 @@ import re
 import tokenize
 from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sidelit.errors import SidelitError
 from sidelit.source.decoding import CODING, NO_CODE
@@ -249,22 +249,41 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class Cell:
+    """The mark at which a cell of a notebook begins, as Jupytext and Jupyter write it.
+
+    :param words: its title as a heading; most have none.
+    """
+
+    first: int
+    words: str
+    column: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Scan:
     """A file without its newlines, and what stands where.
 
-    :param events: statements, comment blocks, and the marks that begin and end depth, in order.
+    :param events: statements, comment blocks, cells, and the marks that begin and end depth, in order.
     :param marks: all comments that speak to the press, known or not.
     :param hidden: the rows that no reader is shown.
     :param stray: the rows of `hide` and `show` marks without a partner.
     :param licence: the rows of the comments that say whose the file is; they are code.
+    :param cells: the marks of cells by their rows.
+    :param tools: how many lines at the top say who runs the file, and how it is encoded.
     """
 
     lines: Sequence[str]
-    events: Sequence[Statement | Block | Mark]
+    events: Sequence[Event]
     marks: Sequence[Mark]
     hidden: frozenset[int]
     stray: tuple[int, ...]
     licence: range = range(0)
+    tools: int = 0
+    cells: Mapping[int, Cell] = field(default_factory=dict)
+
+
+Event = Statement | Block | Mark | Cell
 
 
 def scan(lines: Sequence[str], path: str) -> Scan:
@@ -272,7 +291,9 @@ def scan(lines: Sequence[str], path: str) -> Scan:
 
     Only tokens tell a comment from a `#` inside a string, and the end of a statement from the end of a line.
     """
-    events: list[Statement | Block | Mark] = []
+    events: list[Event] = []
+    cells: dict[int, Cell] = {}
+    notebook = any(map(_cell, lines))
     noted: list[Mark] = []
     start: tokenize.TokenInfo | None = None
     for token in _tokens(lines, path):
@@ -282,7 +303,10 @@ def scan(lines: Sequence[str], path: str) -> Scan:
             if alone and (mark := read(token.string, row, column, inside=start is not None)):
                 noted.append(mark)
                 events += [mark] if mark.folds else []
-            if start is None and not _is_directive(lines, row):
+            if start is None and alone and column == 0 and (words := _cell(token.string)) is not None:
+                events.append(Cell(row, words))
+                cells[row] = Cell(row, words)
+            elif start is None and not _is_directive(lines, row, notebook):
                 _add_comment(events, row, column)
         elif token.type == tokenize.NEWLINE and start is not None:
             events.append(_statement(lines, start, row))
@@ -290,7 +314,9 @@ def scan(lines: Sequence[str], path: str) -> Scan:
         elif token.type not in BLANK and start is None:
             start = token
     hidden, stray = hidden_rows(noted, len(lines))
-    return Scan(lines, events, noted, hidden, stray, _licence(lines, events, hidden))
+    events = [event for event in events if not (isinstance(event, Block) and _is_drawn(lines, event))]
+    tools = next((row for row in range(3) if row == len(lines) or not _is_first(lines, row + 1)), 2)
+    return Scan(lines, events, noted, hidden, stray, _licence(lines, events, hidden), tools, cells)
 
 
 BLANK = (tokenize.INDENT, tokenize.DEDENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
@@ -337,22 +363,57 @@ DIRECTIVE = re.compile(
 )
 
 
-def _is_directive(lines: Sequence[str], row: int) -> bool:
+def _is_directive(lines: Sequence[str], row: int, notebook: bool) -> bool:
     """Tell whether the comment on this line speaks to a tool: a shebang, an encoding, a note to a checker."""
+    said = lines[row - 1].lstrip()
+    if notebook and _MAGIC.match(said):
+        return True
+    return _is_first(lines, row) or DIRECTIVE.match(said) is not None
+
+
+# What IPython runs is a comment in a notebook that was written as a script.
+_MAGIC = re.compile(r"#\s*(?:%{1,2}|!)[a-zA-Z]")
+_META = r"""(?:\s+(?:[\w:.-]+=(?:"[^"]*"|'[^']*'|\[[^\]]*\]|\{[^}]*\}|[^\s"'\[{]+)|\{.*\}))*\s*"""
+_CELLS = (
+    # Jupytext's percent format, which editors know, too: a title, what kind of cell it is, and options.
+    re.compile(rf"#\s*%%+(?:\s+(?P<words>[^\s\[{{](?:[^=\[{{]*[^=\s\[{{])??))?(?:\s*\[\w+\])?{_META}"),
+    # What Jupyter exports, and the light format of Jupytext.
+    re.compile(r"#\s*In\s?\[[\d\s]*\]:?\s*(?P<words>)"),
+    re.compile(rf"#\s*\+(?=\s+(?:\[|\{{|\S+=))(?:\s+\[\w+\])?{_META}(?P<words>)"),
+)
+
+
+def _cell(comment: str) -> str | None:
+    """The title of a cell as a heading, empty if it has none; nothing if no cell begins here."""
+    found = next(filter(None, (each.fullmatch(comment) for each in _CELLS)), None)
+    if found is None:
+        return None
+    return f"## {found['words']}" if found["words"] else ""
+
+
+def _is_first(lines: Sequence[str], row: int) -> bool:
+    """Tell whether this line means something because it is one of the first two: a shebang, an encoding."""
     text = lines[row - 1]
     if row == 1 and text.startswith("#!"):
         return True
-    if CODING.match(text) and (row == 1 or (row == 2 and NO_CODE.match(lines[0]))):
-        return True
-    return DIRECTIVE.match(text.lstrip()) is not None
+    return bool(CODING.match(text)) and (row == 1 or (row == 2 and bool(NO_CODE.match(lines[0]))))
 
 
-def _add_comment(events: list[Statement | Block | Mark], row: int, column: int) -> None:
+def _add_comment(events: list[Event], row: int, column: int) -> None:
     """Add a comment line to the block above it, if it touches that block and is aligned with it."""
     if events and isinstance(above := events[-1], Block) and (above.last, above.column) == (row - 1, column):
         events[-1] = Block(above.first, row, column)
     else:
         events.append(Block(row, row, column))
+
+
+# A rule across the page, or a sign that holds no word.
+DRAWN = re.compile(r"(?:#[-=~*_+#\s\u2500-\u257f]*)?")
+
+
+def _is_drawn(lines: Sequence[str], block: Block) -> bool:
+    """Whether there is nothing to read in a block: it divides the code."""
+    return all(DRAWN.fullmatch(line.strip()) for line in lines[block.first - 1 : block.last])
 
 
 # Lawyers' words at the top of a file are for lawyers. A heading of Markdown tells that there is more to it.
@@ -363,7 +424,7 @@ _LICENCE = re.compile(
 _HEADING = re.compile(r"^[ \t]*#+[ \t]+#{1,6}[ \t]", re.MULTILINE)
 
 
-def _licence(lines: Sequence[str], events: list[Statement | Block | Mark], hidden: frozenset[int]) -> range:
+def _licence(lines: Sequence[str], events: list[Event], hidden: frozenset[int]) -> range:
     """Take the comments out that a file begins with and that say whose it is; return their rows."""
     first = last = 0
     while events and isinstance(block := events[0], Block):
@@ -375,7 +436,7 @@ def _licence(lines: Sequence[str], events: list[Statement | Block | Mark], hidde
     return range(first, last + 1) if first else range(0)
 
 
-def followings(events: Sequence[Statement | Block | Mark]) -> list[int]:
+def followings(events: Sequence[Event]) -> list[int]:
     """For each event the column of the next statement below it; 0 at the end."""
     columns, following = [0] * len(events), 0
     for index in range(len(events) - 1, -1, -1):
@@ -383,3 +444,43 @@ def followings(events: Sequence[Statement | Block | Mark]) -> list[int]:
         event = events[index]
         following = event.column if isinstance(event, Statement) else following
     return columns
+
+
+# ## What comments say
+
+
+# One blank belongs to the sign; more of them are the author's, since Markdown reads them. A row of signs is a
+# rule drawn across the page, and `#:` is how some tools mark a comment on a name.
+COMMENT_SIGN = re.compile(r"\A#+:?[ \t]?")
+
+
+def spoken(rows: Iterable[int], found: Scan) -> list[tuple[int, str]]:
+    """The words in the lines of a comment, each with its row."""
+    return _undrawn([(row, _spoken(row, found)) for row in rows])
+
+
+def _spoken(row: int, found: Scan) -> str:
+    if row in found.cells:
+        return found.cells[row].words
+    return COMMENT_SIGN.sub("", found.lines[row - 1].strip(), count=1)
+
+
+# Three dashes begin front matter, or end what somebody said.
+_RULE = re.compile(r"([-=*_+\u2500-\u257f])\1{3,}\s*#*")
+
+
+def _undrawn(said: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Leave out the rules that a comment begins with, and make those blank that stand below several lines.
+
+    To Markdown a rule below words makes a heading of them: of one line that is what it is to its author, too.
+    """
+    lines, above, opened = list[tuple[int, str]](), 0, False
+    for row, text in said:
+        drawn = _RULE.fullmatch(text.strip()) is not None
+        opened = opened or (drawn and not above and not lines)
+        if drawn and above > 1 and (opened or row == said[-1][0]):
+            text = ""
+        if lines or (text.strip() and not drawn):
+            lines.append((row, text))
+        above = above + 1 if text.strip() and not drawn else 0
+    return lines

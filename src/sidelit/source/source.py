@@ -17,7 +17,19 @@ from typing import Literal
 from sidelit.cache.records import quick
 from sidelit.errors import SidelitError
 from sidelit.source.decoding import NEWLINE, read_source
-from sidelit.source.scan import Block, Depth, Mark, Scan, Statement, Stretches, followings, scan
+from sidelit.source.scan import (
+    DRAWN,
+    Block,
+    Cell,
+    Depth,
+    Mark,
+    Scan,
+    Statement,
+    Stretches,
+    followings,
+    scan,
+    spoken,
+)
 from sidelit.source.syntax import Docstring, Survey, misread, survey
 
 # ## The imports of a file
@@ -82,8 +94,8 @@ def leading(tree: ast.Module, found: Scan, path: str) -> Leading:
     first = run[0].lineno
     # Where nothing but the docstring is between, both stand in one section.
     above = [event for event in found.events if isinstance(event, Block) and event.first < first]
-    if found.licence and not above:
-        first = found.licence.start
+    if (found.licence or found.tools) and not above:
+        first = 1 if found.tools else found.licence.start
     return Leading(range(first, (run[-1].end_lineno or 0) + 1), modules)
 
 
@@ -194,6 +206,9 @@ class Cutter:
     :param scopes: the definitions around the current line, outermost first, each with its column.
     :param columns: the indentations that are open after the last statement.
     :param decorated: the line of the first decorator of a definition that is still to come, or 0.
+    :param cell: the mark of the cell of a notebook in which nothing else stands yet.
+    :param coded: whether the last section has code of its own.
+    :param attribute: whether it is an assignment, with the string that says what it is.
     """
 
     def __init__(self, found: Scan, known: Survey, stretches: Stretches) -> None:
@@ -203,6 +218,9 @@ class Cutter:
         self.scopes: list[tuple[int, str]] = []
         self.columns = [0]
         self.decorated = 0
+        self.cell: Cell | None = None
+        self.coded = False
+        self.attribute = False
         start = next((row for row, line in enumerate(found.lines, start=1) if line.strip()), 1)
         self.drafts = [Draft("code", "", start, indent=0, floor=0, awaits=0)]
 
@@ -213,19 +231,24 @@ class Cutter:
                 self._statement(event)
             elif isinstance(event, Mark):
                 self._mark(event, self._level(event, following))
+            elif isinstance(event, Cell):
+                self._cell(event)
             elif not self.decorated:
                 self._comment(event, self._level(event, following))
         # The file may start right with a comment or a definition; what was kept for other lines is then
-        # empty, or holds no more than a licence.
+        # empty, or holds no more than a licence, a line for a tool, or a rule above the words.
         if len(self.drafts) > 1 and self._says_nothing(range(self.drafts[0].first, self.drafts[1].first)):
             self.drafts[1].first = self.drafts[0].first
             del self.drafts[0]
         self._check_marks()
         return self.drafts
 
-    def _says_nothing(self, rows: range) -> bool:
-        lines = (self.found.lines[row - 1].strip() for row in rows)
-        return not rows or bool(self.found.licence and all(line[:1] in ("", "#") for line in lines))
+    def _says_nothing(self, rows: Sequence[int]) -> bool:
+        silent = range(1, self.found.tools + 1)
+        rows = [row for row in rows if row not in silent and row not in self.found.cells]
+        lines = [self.found.lines[row - 1].strip() for row in rows]
+        drawn = all(map(DRAWN.fullmatch, lines))
+        return drawn or bool(self.found.licence and all(line[:1] in ("", "#") for line in lines))
 
     def _statement(self, line: Statement) -> None:
         """Start a section at a definition, and where code leaves the block of the section before it."""
@@ -235,6 +258,10 @@ class Cutter:
         if self.columns[-1] < line.column:
             self.columns.append(line.column)
         docstring = self.known.docstrings.get(line.row)
+        told = line.row in self.known.attributes.values()
+        if (self.cell or told) and (words := self.known.strings.get(line.row)):
+            # A cell of words may be a string, and what an attribute is stands below it.
+            docstring = replace(words, owner=self.drafts[-1].awaits) if told and self.attribute else words
         if line.decorator:
             self.decorated = self.decorated or line.first
         elif definition := self.known.definitions.get(line.row):
@@ -244,8 +271,24 @@ class Cutter:
             self.decorated = 0
         elif docstring and not 0 < docstring.follower <= line.last:
             self._speak(docstring, line)
-        elif line.column < self.drafts[-1].floor or self._reappears(line):
-            self._start("code", line.first, line.column)
+        elif line.row in self.known.attributes and not self._explained():
+            self._start("comment", line.first, line.column).awaits = line.row
+            self.attribute = True
+            return
+        elif line.column < self.drafts[-1].floor or self._ends(line):
+            self._start("code", self.cell.first if self.cell else line.first, line.column)
+        self.coded = self.coded or not docstring
+        self.cell = None
+        self.attribute = self.attribute and told
+
+    def _explained(self) -> bool:
+        """Whether the words of a comment stand right above."""
+        return self.drafts[-1].kind == "comment" and not self.coded and not self.drafts[-1].docstring
+
+    def _ends(self, line: Statement) -> bool:
+        """Whether code begins a section of its own though no block ends: below an attribute, or in a cell."""
+        below = self.attribute and self.drafts[-1].docstring is not None
+        return bool(self._reappears(line) or (self.cell and self.coded) or below)
 
     def _speak(self, docstring: Docstring, line: Statement) -> None:
         """Give a docstring to the section of its owner; if a comment came between them, to one of its own."""
@@ -258,9 +301,23 @@ class Cutter:
         draft.rows = range(line.first, line.last + 1)
 
     def _comment(self, block: Block, level: int) -> None:
-        """Start a section at a comment block."""
+        """Start a section at a comment block, or go on with the title of the cell that it stands in."""
         self._leave(level)
-        self._start("comment", block.first, level).rows = range(block.first, block.last + 1)
+        titled = self.cell is not None and self.cell.words and self.cell.first + 1 == block.first
+        if not titled:
+            self._start("comment", block.first, level).rows = range(block.first, block.last + 1)
+        elif self.cell:
+            self.drafts[-1].rows = range(self.cell.first, block.last + 1)
+        self.cell = None
+
+    def _cell(self, cell: Cell) -> None:
+        """Start a section at the title of a cell. Without one, the code in it begins a section of its own, if
+        it is not the code that the words above it are about.
+        """
+        self._leave(0)
+        self.cell = cell
+        if cell.words:
+            self._start("comment", cell.first, 0).rows = range(cell.first, cell.first + 1)
 
     def _mark(self, mark: Mark, level: int) -> None:
         """Begin or end a stretch of depth, in the definition that a comment in this place would belong to."""
@@ -302,6 +359,7 @@ class Cutter:
         draft = Draft(kind, self._around(), first, indent=column, floor=column)
         draft.depth = self.stretches.current
         self.drafts.append(draft)
+        self.coded = False
         return draft
 
 
@@ -415,7 +473,7 @@ def parse(text: str, path: str, encoding: str = "utf-8") -> Document:
     imports = leading(known.tree, found, path)
     sections = tuple(
         replace(each, imports=imports) if imports.rows and _holds(each, imports) else each
-        for each in _finish(drafts, found, kept, stretches)
+        for each in _finish(drafts, found, kept, stretches, imports)
     )
     told = misread(path, [line for docstring in known.docstrings.values() for line in docstring.misread])
     faults = sorted([*stretches.faults, *told], key=lambda fault: fault.line or 0)
@@ -437,7 +495,9 @@ def _holds(section: Section, imports: Leading) -> bool:
 # ## Filling in
 
 
-def _finish(drafts: list[Draft], found: Scan, kept: Sequence[str], stretches: Stretches) -> Iterator[Section]:
+def _finish(
+    drafts: list[Draft], found: Scan, kept: Sequence[str], stretches: Stretches, imports: Leading
+) -> Iterator[Section]:
     """Turn drafts into sections: each reaches to the next one, the first from the first line."""
     if not kept:
         return
@@ -457,7 +517,7 @@ def _finish(drafts: list[Draft], found: Scan, kept: Sequence[str], stretches: St
             draft.qualname,
             commentary,
             commentary_line=line,
-            code=_code(draft, span, found),
+            code=_code(draft, span, found, imports),
             source="".join(kept[span.start - 1 : span.stop - 1]),
             first_line=span.start,
             last_line=span.stop - 1,
@@ -488,26 +548,30 @@ def _commentary(draft: Draft, found: Scan) -> tuple[int, str]:
         continued = OPENED.fullmatch(opening) is not None
         line = draft.rows.start + continued + draft.docstring.blank
         return (min(line, draft.rows[-1]), draft.docstring.text) if draft.docstring.text else (0, "")
-    spoken = [(row, COMMENT_SIGN.sub("", found.lines[row - 1].strip(), count=1)) for row in draft.rows]
-    trimmed = _trim(spoken)
+    trimmed = _trim(spoken(draft.rows, found))
     return (trimmed[0][0], "\n".join(text for _, text in trimmed)) if trimmed else (0, "")
 
 
 # A docstring opened as `"""\` starts on the line below.
 OPENED = re.compile(r"""[uU]?(?:\"{3}|'{3})\\""")
 
-# One blank belongs to the sign; more of them are the author's, since Markdown reads them. A row of signs is a
-# rule drawn across the page, and `#:` is how some tools mark a comment on a name.
-COMMENT_SIGN = re.compile(r"\A#+:?[ \t]?")
+
+def _code(draft: Draft, span: range, found: Scan, imports: Leading) -> tuple[tuple[int, str], ...]:
+    """Return the lines that are shown as code. A rule between two sections divides them as blank lines do.
+
+    A line for a tool is folded with the imports, or else shown where no words stand beside it.
+    """
+    unseen = found.hidden | found.cells.keys()
+    rows = [row for row in span if row not in draft.rows and row not in unseen]
+    if draft.kind not in ("module", "code") or draft.rows:
+        rows = [row for row in rows if row > found.tools or row in imports.rows]
+    return tuple(_trim([(row, found.lines[row - 1]) for row in rows], DRAWN))
 
 
-def _code(draft: Draft, span: range, found: Scan) -> tuple[tuple[int, str], ...]:
-    """Return the lines that are shown as code."""
-    rows = (row for row in span if row not in draft.rows and row not in found.hidden)
-    return tuple(_trim([(row, found.lines[row - 1]) for row in rows]))
+BLANK = re.compile("")
 
 
-def _trim(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
+def _trim(lines: list[tuple[int, str]], blank: re.Pattern[str] = BLANK) -> list[tuple[int, str]]:
     """Drop the blank lines at both ends."""
-    full = [index for index, (_, text) in enumerate(lines) if text.strip()]
+    full = [index for index, (_, text) in enumerate(lines) if not blank.fullmatch(text.strip())]
     return lines[full[0] : full[-1] + 1] if full else []

@@ -11,6 +11,7 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from sidelit.errors import SidelitError
@@ -164,7 +165,7 @@ class Definition:
 class Docstring:
     """A docstring, by the line its statement starts on.
 
-    :param owner: line of the `def` or `class` it belongs to; 0 for the module's own.
+    :param owner: line of the `def` or `class` it belongs to; 0 for the module's own, or `NOBODY`.
     :param text: what it evaluates to, without the indentation.
     :param blank: how many blank lines it starts with.
     :param follower: line of the next statement of the same body, which may be the docstring's own line.
@@ -178,6 +179,10 @@ class Docstring:
     misread: tuple[int, ...] = ()
 
 
+# The owner of a string that is no docstring.
+NOBODY = -2
+
+
 @dataclass(frozen=True, slots=True)
 class Survey:
     """The syntax tree of a file, and all its definitions and docstrings."""
@@ -185,6 +190,10 @@ class Survey:
     tree: ast.Module
     definitions: dict[int, Definition]
     docstrings: dict[int, Docstring]
+    strings: dict[int, Docstring]
+    """Strings that are statements of the module or of a class, and nobody's docstring."""
+    attributes: dict[int, int]
+    """The lines of assignments, and those of the strings right below them."""
 
 
 def survey(text: str, path: str) -> Survey:
@@ -193,7 +202,7 @@ def survey(text: str, path: str) -> Survey:
     :raises SidelitError: it is not valid Python.
     """
     tree = _parse(text, path)
-    found = Survey(tree, {}, {})
+    found = Survey(tree, {}, {}, {}, {})
     lines = text.split("\n")
     _note_docstring(tree, 0, found, lines)
     for node, conditions in _definitions(tree):
@@ -201,7 +210,28 @@ def survey(text: str, path: str) -> Survey:
         traits = tuple(_accessors(node)) + tuple(conditions)
         found.definitions[node.lineno] = Definition(node.name, kind, traits)
         _note_docstring(node, node.lineno, found, lines)
+        if isinstance(node, ast.ClassDef):
+            _note_strings(node, found, lines)
+    _note_strings(tree, found, lines)
     return found
+
+
+def _note_strings(node: ast.ClassDef | ast.Module, found: Survey, lines: list[str]) -> None:
+    """Record the strings that are statements of their own, and the assignments that they are below."""
+    above: ast.stmt | None = None
+    for statement, below in pairwise([*node.body, None]):
+        value = statement.value if isinstance(statement, ast.Expr) else None
+        words = value.value if isinstance(value, ast.Constant) else None
+        follower = below.lineno if below else 0
+        if statement and isinstance(words, str) and statement.lineno not in found.docstrings:
+            last = statement.end_lineno or statement.lineno
+            if not 0 < follower <= last and (above is None or (above.end_lineno or 0) < statement.lineno):
+                string = _docstring(statement, words, NOBODY, follower, lines)
+                found.strings[statement.lineno] = string
+                between = lines[above.end_lineno or 0 : statement.lineno - 1] if above else []
+                if isinstance(above, ast.Assign | ast.AnnAssign) and not "".join(between).strip():
+                    found.attributes[above.lineno] = statement.lineno
+        above = statement
 
 
 def _parse(text: str, path: str) -> ast.Module:
@@ -271,16 +301,15 @@ def _note_docstring(node: _Defined | ast.Module, owner: int, found: Survey, line
     if text is None:
         return
     first = node.body[0]
-    text, misread = as_meant(_written(first, lines), text)
-    blank = len(text) - len(text.lstrip())
     follower = node.body[1].lineno if len(node.body) > 1 else 0
-    found.docstrings[first.lineno] = Docstring(
-        owner,
-        inspect.cleandoc(text),
-        text[:blank].count("\n"),
-        follower,
-        tuple(first.lineno + line for line in misread),
-    )
+    found.docstrings[first.lineno] = _docstring(first, text, owner, follower, lines)
+
+
+def _docstring(statement: ast.stmt, text: str, owner: int, follower: int, lines: list[str]) -> Docstring:
+    text, misread = as_meant(_written(statement, lines), text)
+    blank = len(text) - len(text.lstrip())
+    misread_lines = tuple(statement.lineno + line for line in misread)
+    return Docstring(owner, inspect.cleandoc(text), text[:blank].count("\n"), follower, misread_lines)
 
 
 def _written(statement: ast.stmt, lines: list[str]) -> str:

@@ -22,7 +22,7 @@ from sidelit.errors import SidelitError
 from sidelit.text import markup
 from sidelit.text.code import printable
 from sidelit.text.directives import Directive
-from sidelit.text.markup import is_cjk
+from sidelit.text.everyday import is_cjk
 
 # ## Slots and the sieve
 #
@@ -82,6 +82,7 @@ _CLASSES = {
 }
 
 _PLAIN = {"blockquote", "br", "caption", "dd", "dl", "dt", "em", "hr", "strong", "tbody", "thead", "tr", "ul"}
+_PLAIN |= {"cite", "del", "ins", "kbd", "mark", "samp", "small", "sub", "u", "var"}
 
 _SIEVE = nh3.Cleaner(
     tags=_PLAIN | set(_ATTRIBUTES) - {"*"} | set(_CLASSES),

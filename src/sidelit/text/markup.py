@@ -28,7 +28,9 @@ from mdit_py_plugins.dollarmath.index import math_block_dollar, math_inline_doll
 from mdit_py_plugins.field_list import fieldlist_plugin
 from mdit_py_plugins.footnote import footnote_plugin
 
+from sidelit.text import everyday
 from sidelit.text.directives import rule as directive
+from sidelit.text.everyday import is_cjk
 
 # ## Formulas among words
 #
@@ -46,7 +48,8 @@ def plugin(md: MarkdownIt) -> None:
     """Let a parser know formulas."""
     # `$5 and $10` is money: a formula touches its dollars, and no digit follows the closing one.
     md.use(dollarmath_plugin, allow_space=False, allow_digits=False, allow_labels=False, double_inline=True)
-    md.inline.ruler.at("math_inline", _also_at_the_start(math_inline_dollar(False, False, True)))
+    dollars = _also_at_the_start(math_inline_dollar(False, False, True))
+    md.inline.ruler.at("math_inline", _but_variables(dollars))
     md.inline.ruler.before("escape", "math_brackets", _brackets)
     md.block.ruler.at("math_block", _also_in_a_paragraph(math_block_dollar(False)), _INTERRUPTS)
     md.block.ruler.before("blockquote", "environment", _environment, _INTERRUPTS)
@@ -70,6 +73,21 @@ def _also_at_the_start(rule: Callable[[StateInline, bool], bool]) -> Callable[[S
             return rule(state, silent)
         finally:
             state.src = text
+
+    return guarded
+
+
+# `$PATH:$HOME`, `$a/$b`, `${X}$y`: after the second dollar a name begins, as it does after the first.
+_VARIABLES = re.compile(
+    r"\$(?:[^$]*[-/:=,;.@+'\"]\$(?:[A-Za-z_]|\{)|(?:[A-Z_][A-Z0-9_]+|\{\w+\})[^$]*\$(?:[A-Z_][A-Z0-9_]|\{))"
+)
+
+
+def _but_variables(rule: Callable[[StateInline, bool], bool]) -> Callable[[StateInline, bool], bool]:
+    """Let the variables of a shell be words."""
+
+    def guarded(state: StateInline, silent: bool) -> bool:
+        return not _VARIABLES.match(state.src, state.pos) and rule(state, silent)
 
     return guarded
 
@@ -198,24 +216,6 @@ def _end(state: StateBlock, name: str, start: int, end: int, closes: Callable[[s
 _tables: Any = import_module("markdown_it.rules_block.table")
 _tables.MAX_AUTOCOMPLETED_CELLS = 0x2000
 
-# Kana and ideographs: the characters that are set without spaces between words.
-_CJK_RANGES = (
-    (0x3005, 0x3007),
-    (0x3021, 0x3029),
-    (0x3040, 0x30FF),
-    (0x31F0, 0x31FF),
-    (0x3400, 0x4DBF),
-    (0x4E00, 0x9FFF),
-    (0xF900, 0xFAFF),
-    (0xFF66, 0xFF9F),
-    (0x20000, 0x3FFFF),
-)
-
-
-def is_cjk(char: str) -> bool:
-    """Whether `char` is a kana or an ideograph (punctuation is neither)."""
-    return any(low <= ord(char) <= high for low, high in _CJK_RANGES)
-
 
 def configured(*, directives: bool = False) -> MarkdownIt:
     """The parser of all commentary, and with `directives` that of the pages."""
@@ -234,6 +234,8 @@ def configured(*, directives: bool = False) -> MarkdownIt:
     else:
         md.block.ruler.before("blockquote", "anchor", _anchors, interrupts)
         md.inline.ruler.before("autolink", "anchor", _anchor)
+    # A name for a place is found before the tag that it stands in.
+    md.use(everyday.plugin)
     _count_lines(md)
     return md
 
@@ -388,6 +390,9 @@ def parse(text: str, *, path: str = "", first_line: int = 1, directives: bool = 
             token.type = "admonition_label"
         if token.type == "inline":
             token.meta.update(shared)
+        if "said" in before.meta and not directives:
+            # In commentary a heading has no id of its own: it is the section that answers to it.
+            token.children = [*(token.children or ()), Token("anchor", "", 0, content=before.meta["said"])]
     slug_headings(tokens)
     # A name stands on a line of its own before a title, and the text still begins with its title.
     return tuple(sorted(tokens, key=lambda token: token.type == "anchor"))
@@ -444,17 +449,48 @@ _PAGES_OWN = re.compile(r"main-text|note-\d+|(?:title-|lede-)?ref-\d+-\d+")
 
 
 def slug_headings(tokens: Sequence[Token]) -> None:
-    """Give each heading the id it may have on a page, from the English, so that every language shares it."""
-    taken: set[str] = set()
-    # The number to try next: with many headings of one name, none of the lower ones is tried again.
-    numbers: dict[str, Iterator[int]] = {}
-    for before, token in itertools.pairwise(tokens):
-        if before.type == "heading_open":
-            slug = name = heading_slug(plain(token)) or "section"
-            while slug in taken or _PAGES_OWN.fullmatch(slug):
-                slug = f"{name}-{next(numbers.setdefault(name, itertools.count(2)))}"
-            before.meta["slug"] = slug
-            taken.add(slug)
+    """Give each heading the id it may have on a page, from the English, so that every language shares it.
+
+    An id that the author has given comes first. `old` is the id that a heading had while only words in ASCII
+    counted, which links from elsewhere may still name.
+    """
+    headings = [pair for pair in itertools.pairwise(tokens) if pair[0].type == "heading_open"]
+    said = _Slugs()
+    for before, _ in headings:
+        if "said" in before.meta:
+            before.meta["slug"] = said.free(before.meta["said"])
+    was = _Slugs()
+    for before, token in headings:
+        words = plain(token)
+        before.meta["old"] = was.free(ascii_slug(words) or "section")
+        if "said" not in before.meta:
+            before.meta["slug"] = said.free(heading_slug(words) or "section")
+    for before, _ in headings:
+        if before.meta["old"] in said.taken:
+            before.meta["old"] = ""
+
+
+class _Slugs:
+    """The ids of the headings of one text."""
+
+    def __init__(self) -> None:
+        self.taken: set[str] = set()
+        # The number to try next: with many headings of one name, none of the lower ones is tried again.
+        self._numbers: dict[str, Iterator[int]] = {}
+
+    def free(self, name: str) -> str:
+        """A name, or the next one that is free, which is taken now."""
+        slug = name
+        while slug in self.taken or _PAGES_OWN.fullmatch(slug):
+            slug = f"{name}-{next(self._numbers.setdefault(name, itertools.count(2)))}"
+        self.taken.add(slug)
+        return slug
+
+
+def names_of(token: Token) -> Iterator[str]:
+    """The ids under which a heading is found; those of no other token."""
+    if token.type == "heading_open":
+        yield from filter(None, (token.meta["slug"], token.meta["old"]))
 
 
 def reinline(token: Token, content: str, *, path: str | None = None, line: int | None = None) -> Token:
@@ -514,9 +550,27 @@ def plain(tokens: Token | Iterable[Token]) -> str:
 
 
 def heading_slug(text: str, words: int = 8) -> str:
+    """The first words of `text` in lower case, joined by hyphens: letters of every script, and those of Latin
+    without their accents. It is empty when no letter or digit is left.
+    """
+    return "-".join(re.findall(r"[a-z0-9\x80-\U0010ffff]+", _folded(text))[:words])
+
+
+def ascii_slug(text: str, words: int = 8) -> str:
     """The first words of `text` in ASCII lower case, joined by hyphens; empty when it has none."""
-    ascii_text = unicodedata.normalize("NFKD", text.casefold()).encode("ascii", "ignore").decode()
-    return "-".join(re.findall(r"[a-z0-9]+", ascii_text)[:words])
+    return "-".join(re.findall(r"[a-z0-9]+", re.sub("[^\x00-\x7f]", "", _folded(text)))[:words])
+
+
+def _folded(text: str) -> str:
+    """A text in ASCII where it can be, and of all other characters letters, digits and their marks."""
+    parts: list[str] = []
+    for char in unicodedata.normalize("NFC", text.casefold()):
+        plain_char = unicodedata.normalize("NFKD", char).encode("ascii", "ignore").decode()
+        kind = unicodedata.category(char)[0]
+        # A mark above a letter of ASCII falls away; one that belongs to a vowel of Hindi is half a letter.
+        if plain_char or kind in "LN" or (kind == "M" and parts and not parts[-1].isascii()):
+            parts.append(plain_char or unicodedata.normalize("NFKC", char))
+    return "".join(parts)
 
 
 def line_of(token: Token, parent: Token | None = None) -> int:

@@ -125,6 +125,14 @@ class Typesetter:
         return html
 
 
+_NUMBERED = re.compile(r"(\\(?:begin|end)\{(?:align|alignat|equation|gather))\}")
+
+
+def unnumbered(tex: str) -> str:
+    """A formula without the numbers that KaTeX gives to its rows; those of `\\tag` stay."""
+    return _NUMBERED.sub(r"\1*}", tex)
+
+
 _TAG = re.compile(r"<(/?)(\w+)([^>]*)>")
 _LEAVES = {"mi", "mo", "mn", "mtext"}
 

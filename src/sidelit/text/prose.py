@@ -212,7 +212,12 @@ class _Writer(InlineWriter):
             case _ if token.nesting == -1:
                 return f"</{self._name(token)}>\n"
             case _:
-                return tag(self._name(token), self._attributes(tokens, index))
+                return tag(self._name(token), self._attributes(tokens, index)) + self._former(token)
+
+    def _former(self, token: Token) -> str:
+        """The place of the id that a heading had before."""
+        old = str(token.meta.get("old", "")) if self.context.heading_ids else ""
+        return self.slots.inline(f"{tag('span', {'id': old})}</span>") if old else ""
 
     def _sentence(self, tokens: Sequence[Token], index: int) -> str:
         html = self.inline(tokens[index])

@@ -174,7 +174,7 @@ PARTS = st.lists(
             "# Wait for it.\n",
             "# Wait for it.\nx = 1\n",
             "# 日本語\n",
-            "#\n",
+            "# ?\n",
             "def f(): return 1\n",
             "def f(): return 2\n",
             "@f.setter\ndef f(): return 3\n",

@@ -22,7 +22,7 @@ class Loud(
 
     @property
     def strange(self, a: str = "):", *, b: dict[str, int] = {"x": 1}, **rest: int) -> "</script>\\u2028":
-        """<img src=x onerror=alert(1)> & [a link](#Ring) says `a < b`! And more."""
+        """<object data=x onerror=alert(1)> & [a link](#Ring) says `a < b`! And more."""
         self.later, self.size = a, b
         self.told: int = 3
         return a
@@ -69,7 +69,7 @@ def test_strings_end_no_signature_and_words_stay_as_they_are_written(built: Path
     code, said, *_ = cards(built, "ring.cards.js")[2]["Loud.strange"]
     given = 'self, a: str = "):", *, b: dict[str, int] = {"x": 1}, **rest: int'
     assert code == f'def Loud.strange({given}) -> "</script>\\u2028"'
-    assert said == "<img src=x onerror=alert(1)> & a link says `a < b`!"
+    assert said == "<object data=x onerror=alert(1)> & a link says `a < b`!"
 
 
 def test_lines_that_bind_have_cards_and_a_comment_is_about_its_line(built: Path) -> None:

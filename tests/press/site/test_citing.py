@@ -161,6 +161,15 @@ def test_a_heading_of_prose_is_cited_by_its_id(sample: Path) -> None:
     assert "no section" in sidelit("cite", "notes/reading#the-worms", cwd=sample, code=1).stderr
 
 
+def test_a_heading_of_another_script_is_cited_by_its_words_and_by_what_it_was_called(sample: Path) -> None:
+    edit(sample / "site/sidelit.toml", 'title = "Sample"', 'title = "Sample"\nurl = "https://example.org/x/"')
+    edit(sample / "site/pages/notes/reading.md", "## The works", "## 安装 PyTorch")
+    for name in ("安装-pytorch", "pytorch"):
+        (item,) = json.loads(sidelit("cite", f"notes/reading#{name}", "--form", "csl", cwd=sample).stdout)
+        assert item["section"] == "安装-pytorch"
+        assert item["URL"].endswith("reading.html#%E5%AE%89%E8%A3%85-pytorch")
+
+
 @pytest.mark.full
 def test_the_box_of_a_page_says_what_the_command_says(sample: Path) -> None:
     edit(sample / "site/sidelit.toml", 'title = "Sample"', 'title = "Sample"\nurl = "https://example.org/x/"')

@@ -90,12 +90,12 @@ def test_addresses_are_relative(target: str, at: str, address: str) -> None:
 
 
 def test_a_title_keeps_what_looks_like_a_tag(tmp_path: Path) -> None:
-    text = '"""# The `<file>` element\n\n> It may hold a <br>.\n"""\n'
+    text = '"""# The `<file>` element\n\n> It may hold an <item>.\n"""\n'
     (tmp_path / "one.py").write_text(text, encoding="utf-8")
     sidelit("print", "one.py", "--out", "out", cwd=tmp_path)
     html = (tmp_path / "out/one.html").read_text(encoding="utf-8")
     assert "<title>The &lt;file&gt; element" in html
-    assert 'content="It may hold a &lt;br&gt;."' in html
+    assert 'content="It may hold an &lt;item&gt;."' in html
 
 
 def test_a_formula_in_a_heading_alone_gets_its_stylesheet(tmp_path: Path) -> None:
@@ -133,6 +133,36 @@ def test_footnotes_of_titles_and_ledes_lead_somewhere(tmp_path: Path) -> None:
     assert len(set(shown.ids)) == len(shown.ids)
     inner = [unquote(address[1:]) for address in shown.addresses if address.startswith("#")]
     assert set(inner) <= set(shown.ids)
+
+
+def many(classes: int, methods: int, words: str = "") -> str:
+    held = "".join(f"    def m{number}(self): ...\n" for number in range(methods)) or "    pass\n"
+    return words + "\n".join(f"class C{number}:\n{held}" for number in range(classes))
+
+
+@pytest.mark.parametrize(("classes", "methods"), [(20, 0), (4, 4)])
+def test_a_short_list_of_contents_is_seen_at_a_glance(tmp_path: Path, classes: int, methods: int) -> None:
+    (tmp_path / "one.py").write_text(many(classes, methods), encoding="utf-8")
+    sidelit("print", "one.py", "--out", "out", cwd=tmp_path)
+    html = (tmp_path / "out/one.html").read_text("utf-8")
+    assert 'class="under"' not in html
+    assert 'class="rest"' not in html
+
+
+def test_a_long_list_of_contents_folds_after_twenty_and_methods_below_their_class(tmp_path: Path) -> None:
+    told = '"""# Two\n\n> Told.\n\nMore.\n"""\n'
+    for name, words in (("one", "import os\n"), ("two", told), ("three", "")):
+        (tmp_path / f"{name}.py").write_text(many(23, 2, words), encoding="utf-8")
+        sidelit("print", f"{name}.py", "--out", "out", cwd=tmp_path)
+        html = (tmp_path / f"out/{name}.html").read_text("utf-8")
+        opening = html[html.index('<nav class="inside toc"') : html.index('<section id="C0"')]
+        shown, rest = opening.split('<details class="rest"><summary>3 more</summary>')
+        assert (shown.count('<li class="d0">'), rest.count('<li class="d0">')) == (20, 3)
+        assert 'C5</code></a><details class="under"><summary aria-label="C5: 2 more"></summary>' in shown
+        # Every section has its line in the contents all the same.
+        assert opening.count('<li class="d1">') == 23 * 2
+        # Without words of its own, the module opens with the list; beside words the list stands at the side.
+        assert ("opening across" in html) == (name != "two")
 
 
 def test_a_heading_does_not_take_an_id_of_the_page(sample: Path) -> None:

@@ -113,6 +113,20 @@ def test_links_of_all_kinds_are_resolved(built: Path) -> None:
     assert "../../pictures/columns.svg" in page(built, "ja/notes/reading.html").addresses
 
 
+def test_headings_in_any_script_have_ids_of_their_own_words(sample: Path) -> None:
+    links = "[Below](#配置), [above](#安装-pytorch), [a kept link](#pytorch)."
+    told = f"## 安装 PyTorch\n\n{links}\n\n## 配置 {{#setup}}\n\n## 配置\n\n## The works"
+    edit(sample / "site/pages/notes/reading.md", "## The works", told)
+    edit(sample / "site/pages/index.md", "(notes/reading.md#the-two-columns)", "(notes/reading.md#setup)")
+    sidelit("build", cwd=sample)
+    for prefix in ("", "ja/"):
+        shown = page(sample / "build/site", f"{prefix}notes/reading.html")
+        assert {"setup", "配置", "安装-pytorch", "pytorch"} <= set(shown.ids)
+        assert {"#配置", "#安装-pytorch", "#pytorch", "#setup"} <= set(map(unquote, shown.addresses))
+        assert "{#" not in shown.text
+        assert "notes/reading.html#setup" in page(sample / "build/site", f"{prefix}index.html").addresses
+
+
 def test_a_picture_keeps_its_room_until_it_is_there(built: Path) -> None:
     html = (built / "ja/notes/reading.html").read_text(encoding="utf-8")
     assert re.search(r'<img src="[^"]+columns.svg"[^>]* width="2" height="1"', html)

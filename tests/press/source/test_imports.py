@@ -52,6 +52,11 @@ FOLDED = {
         (1, 5),
         ("os",),
     ),
+    "lines for tools above them": (
+        '#!/bin/python\n# coding: utf-8\n"""Text."""\n\nimport os\nX = 1\n',
+        (1, 5),
+        ("os",),
+    ),
     "a copyright above other words": (
         '# Copyright A.\n\n# Text.\n\n"""More."""\nimport os\nX = 1\n',
         (6, 6),

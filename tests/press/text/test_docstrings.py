@@ -389,6 +389,26 @@ def test_a_text_leaves_no_role_behind_for_the_next_one() -> None:
     assert "<code>x</code> and <code>y</code>" in html("See :mod:`z`, :mine:`x` and `y`.", told=1)
 
 
+MESSAGES = {
+    "a cell": ("===== =====\na     b\n===== =====\n1     ...\n...   2\n===== =====\n", "<td>...</td>", 0),
+    "a framed cell": ("+---+-----+\n| a | ... |\n+---+-----+\n", "<td>...</td>", 0),
+    "a type": (":param x: y\n:type x: a `b or *c\n", "a `b or *c", 0),
+    "a cell with a directive": ("+-------------+\n| .. no:: b   |\n+-------------+\n", ".. no:: b", 1),
+    "a list": ("- ...\n\n  ====\n  x\n", "====", 1),
+    "a footnote": ("See [1]_.\n\n.. [1] *a\n", "*a", 0),
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_what_docutils_says_about_a_text_is_no_part_of_it(name: str) -> None:
+    text, shown, told = MESSAGES[name]
+    page = html(text, "rest", told)
+    assert shown in page.replace("<code>", "").replace("</code>", "")
+    assert not re.search("Unexpected|Treating|start-string|Unknown", page)
+    # One sentence is told, with its line.
+    assert all(each.startswith("x.py:") and "reST: " in each for each in parsed(text, "rest", 7)[1])
+
+
 def test_what_docutils_cannot_read_is_shown_as_it_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     from sidelit.text.docstrings import rest
 
@@ -426,6 +446,48 @@ def test_a_site_says_its_dialect_for_all_and_for_a_part(tmp_path: Path) -> None:
     assert "See <code>x</code>." in (tmp_path / "out/b.html").read_text("utf-8")
     file.write_text(configured.replace('"auto"', '"latex"'), encoding="utf-8")
     assert "sidelit.toml:2: unknown dialect 'latex'" in sidelit("build", cwd=tmp_path, code=1).stderr
+
+
+NUMBERED = r"""
+[[parts]]
+label = "A"
+chapters = [{ source = "a.py" }]
+"""
+
+
+@pytest.mark.parametrize(
+    ("site", "part", "numbers"),
+    [
+        ("", "", 2),
+        ('dialect = "auto"', "", 0),
+        ('dialect = "auto"', 'dialect = "markdown"', 2),
+        ("equation_numbers = false", "", 0),
+        ('dialect = "rest"\nequation_numbers = true', "", 2),
+        ("equation_numbers = false", "equation_numbers = true", 2),
+    ],
+)
+def test_a_dialect_or_the_configuration_says_whether_equations_have_numbers(
+    tmp_path: Path, site: str, part: str, numbers: int
+) -> None:
+    rows = r"\begin{align} a &= 1 \\ b &= 2 \end{align}"
+    rows = f".. math::\n\n   {rows}" if "rest" in site else rows
+    (tmp_path / "site").mkdir()
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/a.py").write_text(f'r"""A.\n\n{rows}\n\n"""\n', "utf-8")
+    (tmp_path / "site/sidelit.toml").write_text(f'title = "T"\n{site}\n{NUMBERED}{part}\n', "utf-8")
+    sidelit("build", cwd=tmp_path)
+    assert (tmp_path / "build/site/a.html").read_text("utf-8").count('"eqn-num"') == numbers
+    sidelit("print", "src/a.py", "--out", "out", cwd=tmp_path)
+    assert (tmp_path / "out/a.html").read_text("utf-8").count('"eqn-num"') == numbers
+
+
+def test_what_belongs_to_no_site_has_the_numbers_that_its_author_wrote(tmp_path: Path) -> None:
+    text = r"$$\begin{align} a &= 1 \\ b &= 2 \tag{7} \end{align}$$"
+    (tmp_path / "a.py").write_text(f'r"""A.\n\n{text}\n"""\n', "utf-8")
+    sidelit("print", "a.py", "--out", "out", cwd=tmp_path)
+    shown = (tmp_path / "out/a.html").read_text("utf-8")
+    assert '"eqn-num"' not in shown
+    assert '<span class="katex-tag">' in shown
 
 
 HEAD = """---

@@ -55,17 +55,50 @@ def test_plain_keeps_words_alone() -> None:
         ("Why `resize_(0)`, and not `del`?", "why-resize-0-and-not-del"),
         ("Café au lait", "cafe-au-lait"),
         ("one two three four five six seven eight nine", "one-two-three-four-five-six-seven-eight"),
-        ("層", ""),
+        # Dashes and quotes that ASCII lacks have always been left out.
+        ("It’s a mean – 1×2 … ½", "its-a-mean-12-12"),
+        ("層", "層"),
+        ("安装 PyTorch：第一步", "安装-pytorch-第一步"),
+        ("ガイド（概要）", "ガイド-概要"),
+        ("हिन्दी में", "हिन्दी-में"),
+        ("Й и ё", "й-и-ё"),
+        ("Smørrebrød", "smørrebrød"),
+        ("→ …", ""),
     ],
 )
 def test_slug(text: str, slug: str) -> None:
     assert markup.heading_slug(text) == slug
 
 
+def slugs(text: str, *, old: bool = False) -> list[str]:
+    headings = [token for token in markup.parse(text) if token.type == "heading_open"]
+    return [token.meta["old" if old else "slug"] for token in headings]
+
+
 def test_every_heading_has_its_own_slug() -> None:
-    tokens = markup.parse("# a\n\n## a\n\n## a 2\n\n## 層\n\n## 列\n")
-    slugs = [token.meta["slug"] for token in tokens if token.type == "heading_open"]
-    assert slugs == ["a", "a-2", "a-2-2", "section", "section-2"]
+    assert slugs("# a\n\n## a\n\n## a 2\n\n## 層\n\n## 列\n") == ["a", "a-2", "a-2-2", "層", "列"]
+    assert slugs("## →\n\n## …\n") == ["section", "section-2"]
+
+
+def test_a_heading_that_got_its_slug_from_ascii_alone_answers_to_it() -> None:
+    text = "## 安装 PyTorch\n\n## 卸载 PyTorch\n\n## PyTorch\n\n## 概要\n"
+    assert slugs(text) == ["安装-pytorch", "卸载-pytorch", "pytorch", "概要"]
+    # What another heading is called now is nobody's old name.
+    assert slugs(text, old=True) == ["", "pytorch-2", "pytorch-3", "section"]
+
+
+@pytest.mark.parametrize("written", ["{#install}", "{ #install }", "{: #install}", "{#install .wide}"])
+@pytest.mark.parametrize("directives", [False, True])
+def test_an_author_may_say_the_id_of_a_heading(written: str, directives: bool) -> None:
+    tokens = markup.parse(f"## Install\n\n## 安装 {written} ##\n", directives=directives)
+    assert [token.meta["slug"] for token in tokens if "slug" in token.meta] == ["install-2", "install"]
+    assert [token.content for token in markup.units(tokens)] == ["Install", "安装"]
+    assert list(markup.anchors(tokens)) == ([] if directives else ["install"])
+
+
+@pytest.mark.parametrize("heading", ["`{#x}`", "{#}", "{#a b", "f{x}", r"\{#x\}"])
+def test_what_only_looks_like_an_id_stays_in_the_heading(heading: str) -> None:
+    assert [token.content for token in markup.units(markup.parse(f"## {heading}\n"))] == [heading]
 
 
 def test_lines_of_what_stands_inside_a_paragraph() -> None:

@@ -22,6 +22,7 @@ TAGS = {
     *VOID,
     *("a", "aside", "blockquote", "caption", "code", "div", "em", "li", "ol", "p", "pre", "span", "strong"),
     *("h1", "h2", "h3", "h4", "h5", "h6", "sup", "table", "tbody", "td", "th", "thead", "tr", "ul"),
+    *("cite", "del", "ins", "kbd", "mark", "samp", "small", "sub", "u", "var"),
 }
 ATTRIBUTES = {
     *(
@@ -126,7 +127,8 @@ def test_headings_are_lowered_and_keep_the_ids_of_the_english() -> None:
     tokens[1] = markup.reinline(tokens[1], "層")
     context = inlines.RenderContext(resolve=resolve, heading_offset=1, heading_ids=True)
     assert prose.render(tokens, context=context) == (
-        '<h2 id="the-layer">層</h2>\n<h3 id="the-layer-2">The layer</h3>\n<h3 id="section">層</h3>\n'
+        '<h2 id="the-layer">層</h2>\n<h3 id="the-layer-2">The layer</h3>\n'
+        '<h3 id="層"><span id="section"></span>層</h3>\n'
     )
 
 

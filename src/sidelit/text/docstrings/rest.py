@@ -436,7 +436,17 @@ def parse(pieces: Sequence[Piece], report: Report) -> list[list[nodes.Node]]:
         document.extend(groups)
         document.transformer.add_transforms(_TRANSFORMS)
         document.transformer.apply_transforms()
+    for group in groups:
+        _unsay(group)
     return [list(group.children) for group in groups]
+
+
+def _unsay(group: nodes.Element) -> None:
+    """Take the messages of docutils out of a text, and leave what they are about."""
+    for message in list(group.findall(nodes.system_message)):
+        about = [each for each in message.children if isinstance(each, nodes.literal_block)]
+        if message.parent is not None:
+            message.parent.replace(message, about)
 
 
 def _read(piece: Piece, document: nodes.document, told: _Reported) -> None:
