@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from pathlib import Path
 
@@ -53,6 +54,11 @@ def test_sections_of_a_file_of_a_site_have_the_ids_that_the_site_prints(sample: 
     assert told.stderr.startswith("warning: ")
     assert "site/anchors.json:1: " in told.stderr
     assert "Ring.__init__/old-items-go-by-themselves" in told.stdout
+
+
+def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
+    told = sidelit("--version", cwd=tmp_path).stdout
+    assert re.fullmatch(r"sidelit \d+\.\d+\.\d+\S*, Python 3\.\d+\.\d+\S*\n", told)
 
 
 def ids_of(path: Path) -> list[str]:

@@ -9,6 +9,7 @@ traceback means that the press itself is wrong.
 from __future__ import annotations
 
 import argparse
+import platform
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -56,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """Describe all commands and their options."""
     top = argparse.ArgumentParser(prog="sidelit", description="Print literate Python as annotated pages.")
+    top.add_argument("--version", action=_Version, nargs=0, help="show the version, and that of Python")
     subs = top.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, about: str, command: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
@@ -154,6 +156,19 @@ def parser() -> argparse.ArgumentParser:
         "* is every section that is gone from PAGE; may be repeated",
     )
     return top
+
+
+class _Version(argparse.Action):
+    """Looks the version up when somebody asks for it: that takes longer than to read the arguments.
+
+    What brings the command along is the press, whatever distribution that is.
+    """
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        found = next(iter(metadata.entry_points(group="console_scripts", name="sidelit")), None)
+        version = found.dist.version if found and found.dist else "(not installed)"
+        print(f"sidelit {version}, Python {platform.python_version()}")
+        parser.exit()
 
 
 def _print(sub: argparse.ArgumentParser) -> None:
