@@ -36,7 +36,7 @@ if (one("details.cite")) {
       text.textContent = keyed.replace(/[◰-◳]/g, (blank) => said[blank] ?? "");
     }
     const link = one(".link", filled);
-    link.textContent = link.href = url ?? new URL(`#${anchor}`, location).href;
+    if (link) link.textContent = link.href = url;
     copying(filled);
     const close = button("close", ["×"], () => dialog.close());
     close.ariaLabel = words.close;

@@ -170,6 +170,17 @@ def test_a_heading_of_another_script_is_cited_by_its_words_and_by_what_it_was_ca
         assert item["URL"].endswith("reading.html#%E5%AE%89%E8%A3%85-pytorch")
 
 
+def test_a_page_that_nobody_has_published_names_no_permanent_link(sample: Path) -> None:
+    sidelit("build", cwd=sample)
+    text = (sample / "build/site/ring.html").read_text("utf-8")
+    assert '<details class="cite"' in text
+    assert "Permanent link" not in text
+    edit(sample / "site/sidelit.toml", 'title = "Sample"', 'title = "Sample"\nurl = "https://example.org/x/"')
+    sidelit("build", cwd=sample)
+    text = (sample / "build/site/ring.html").read_text("utf-8")
+    assert '<dt>Permanent link</dt><dd><a class="link" href="https://example.org/x/ring.html">' in text
+
+
 @pytest.mark.full
 def test_the_box_of_a_page_says_what_the_command_says(sample: Path) -> None:
     edit(sample / "site/sidelit.toml", 'title = "Sample"', 'title = "Sample"\nurl = "https://example.org/x/"')
