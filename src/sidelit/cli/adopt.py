@@ -56,8 +56,8 @@ class Found:
     """The folder that imports start from."""
     parts: tuple[Part, ...]
     files: int
-    left_out: tuple[str, ...]
-    """The sources that are no Python, and so can have no page."""
+    left_out: tuple[SidelitError, ...]
+    """Why which sources can have no page, such as those that are no Python."""
 
 
 def init(folder: Path, *, codes: Sequence[str] = (), mkdocs: bool = False) -> tuple[Found, tuple[Path, ...]]:
@@ -146,7 +146,7 @@ def look(folder: Path) -> Found:
             document = source.read(path, shown=path.relative_to(folder).as_posix())
             words += [section.commentary for section in document.sections]
         except SidelitError as error:
-            bad.append(str(error.path))
+            bad.append(error)
     return Found(title, _tagline(folder), _language(words), root, tuple(parts), len(paths), tuple(bad))
 
 
@@ -265,8 +265,11 @@ def _language(words: Sequence[str]) -> str:
 
 def _quoted(text: str) -> str:
     """A string of TOML."""
-    plain = "".join(char if char.isprintable() else " " for char in text)
-    return '"' + plain.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return '"' + _printable(text).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def _configuration(found: Found, spoken: Sequence[str]) -> str:
@@ -287,10 +290,10 @@ def _configuration(found: Found, spoken: Sequence[str]) -> str:
         'source = "index.md"',
     ]
     if found.left_out:
-        lines += ["", "# No page for these files, which this version of Python cannot read:"]
-        lines += [f"# {name}" for name in found.left_out]
+        lines += ["", "# No page for these files, which the press cannot read:"]
+        lines += [f"# {_printable(str(reason))}" for reason in found.left_out]
     for part in found.parts:
-        bad = [Path(name) for name in found.left_out if Path(name).is_relative_to(part.folder)]
+        bad = [path for path in map(_path, found.left_out) if path.is_relative_to(part.folder)]
         absent = [f"!{_escaped(path, part.folder)}" for path in bad]
         patterns = ", ".join(map(_quoted, (*part.patterns, *absent)))
         lines += ["", "[[parts]]", f"label = {_quoted(part.label)}", f"folder = {_quoted(part.folder)}"]
@@ -305,6 +308,10 @@ def _configuration(found: Found, spoken: Sequence[str]) -> str:
         '# code-without-words = "error"    # or "warning", or "off"',
     ]
     return "\n".join(lines) + "\n"
+
+
+def _path(reason: SidelitError) -> Path:
+    return Path(reason.path or "")
 
 
 def _home(found: Found) -> str:

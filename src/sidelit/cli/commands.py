@@ -115,6 +115,8 @@ def serve_site(given: argparse.Namespace) -> int:
 def init(given: argparse.Namespace) -> int:
     """`sidelit init`."""
     found, written = adopt.init(given.folder, codes=given.lang, mkdocs=given.mkdocs)
+    for reason in found.left_out:
+        print(f"skipped: {reason}", file=sys.stderr)
     for path in written:
         print(path.as_posix())
     files, parts = found.files, len(found.parts)

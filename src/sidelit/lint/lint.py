@@ -182,11 +182,7 @@ def lint_characters(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _docstrings(text: str, path: str) -> Iterator[ast.Constant]:
-    try:
-        tree = syntax.tree(text)
-    except SyntaxError as error:
-        raise SidelitError(f"this is not valid Python: {error.msg}", path=path, line=error.lineno) from None
-    for node in ast.walk(tree):
+    for node in ast.walk(syntax.parsed(text, path)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.body:
             first = node.body[0].value if isinstance(node.body[0], ast.Expr) else None
             if isinstance(first, ast.Constant) and isinstance(first.value, str):

@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Literal
 
 from sidelit.errors import SidelitError
+from sidelit.source.newer import RUNNING, newer
 
 # ## Formulas in a docstring that is not raw
 #
@@ -201,7 +202,7 @@ def survey(text: str, path: str) -> Survey:
 
     :raises SidelitError: it is not valid Python.
     """
-    tree = _parse(text, path)
+    tree = parsed(text, path)
     found = Survey(tree, {}, {}, {}, {})
     lines = text.split("\n")
     _note_docstring(tree, 0, found, lines)
@@ -234,7 +235,11 @@ def _note_strings(node: ast.ClassDef | ast.Module, found: Survey, lines: list[st
         above = statement
 
 
-def _parse(text: str, path: str) -> ast.Module:
+def parsed(text: str, path: str) -> ast.Module:
+    """Parse a file, whose newlines are all `\\n`.
+
+    :raises SidelitError: it is not valid Python, or is that of a newer Python than the press runs on.
+    """
     # Where these stand is never told by the parser, which does not even start on such a text.
     if culprit := re.search("[\0\ud800-\udfff]", text):
         line = text.count("\n", 0, culprit.start()) + 1
@@ -242,6 +247,11 @@ def _parse(text: str, path: str) -> ast.Module:
     try:
         return tree(text)
     except SyntaxError as error:
+        if found := newer(text, tree):
+            since, runs = (".".join(map(str, version)) for version in (found.since, RUNNING))
+            what = f"{found.what} needs Python {since} or newer, and the press runs on Python {runs}"
+            hint = f"install the press with Python {since}"
+            raise SidelitError(what, path=path, line=found.line, hint=hint) from None
         raise SidelitError(f"not valid Python: {error.msg}", path=path, line=error.lineno or 1) from None
     except (RecursionError, MemoryError):
         raise SidelitError("nested too deeply for Python's parser", path=path, line=1) from None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import codecs
+import sys
 from pathlib import Path
 
 import pytest
 
+from press.project import sidelit
 from sidelit.errors import SidelitError
-from sidelit.source import source
+from sidelit.source import newer, source, syntax
 from sidelit.source.source import Section
 
 
@@ -462,6 +464,64 @@ def test_what_cannot_be_read_is_refused_in_one_line_with_its_place(
     assert said.startswith(f"{path}:{line}: ")
     assert words in said
     assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "since", "line"),
+    [
+        ("try:\n    a\nexcept* A:\n    b\n", (3, 11), 3),
+        ("a = b[1, *c]\n", (3, 11), 1),
+        ("def f(*a: *T): ...\n", (3, 11), 1),
+        ("\ndef first[T](many: list[T]) -> T: ...\n", (3, 12), 2),
+        ("class A[T: (int, str), *Ts, **P](B): ...\n", (3, 12), 1),
+        ("a = 1; type X[T] = list[T]\n", (3, 12), 1),
+        ("'f[T]'; type X = int\n", (3, 12), 1),
+        ("a = f'{b['c']}'\n", (3, 12), 1),
+        ("a = f'{f'{f'{1}'}'}'\n", (3, 12), 1),
+        ("a = (f'b'\n     rf'{'\\n'.join(c)!r:{d}}')\n", (3, 12), 2),
+        ("a = f'\\N{DASH} {{ {\n    b  # c\n}'\n", (3, 12), 1),
+        ("async def f(): return f'{await g(a['b']) == 1 = }'\n", (3, 12), 1),
+        ("def f[T = int, *Ts = *tuple[int]](a): ...\n", (3, 13), 1),
+        ("def f[T](a): ...\ntry:\n    a\nexcept A, B:\n    b\n", (3, 14), 4),
+        ("a = t'{b!r:>{c}}'\n", (3, 14), 1),
+        ("lazy from a import b\n", (3, 15), 1),
+        ("a = [*b for b in c]\n", (3, 15), 1),
+    ],
+)
+def test_syntax_of_a_newer_python_is_known_by_its_version(
+    text: str, since: tuple[int, int], line: int
+) -> None:
+    def old(given: str) -> None:
+        if given == text:
+            raise SyntaxError
+        syntax.tree(given)
+
+    found = newer.newer(text, old, (3, 10))
+    assert found is not None
+    assert (found.since, found.line) == (since, line)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("a = f'{b c['d']}'\n", "a = f'{}{b['c']}'\n", "a = f'{b['c']\n", "a = f'{b['", "f'{f'{f'{"),
+        *("def f[](a): ...\n", "def f[T](a): = 1\n", "class A[1 2]: ...\n", "'def f[T](a)'\nb = = 1\n"),
+        *("try:\n    a\nexcept A, e:\n    print 'b'\n", "a = [" * 9_000, "f'{" * 9_000, "a[*b" * 9_000),
+    ],
+)
+def test_what_no_python_reads_is_not_called_newer(text: str) -> None:
+    assert newer.newer(text, syntax.tree, (3, 10)) is None
+
+
+def test_who_runs_an_older_python_is_told_which_one_reads_a_file(tmp_path: Path) -> None:
+    (tmp_path / "new.py").write_text('"""New."""\nlazy import json\n', encoding="utf-8")
+    running = ".".join(map(str, sys.version_info[:2]))
+    said = f"new.py:2: a lazy import needs Python 3.15 or newer, and the press runs on Python {running}; "
+    said += "install the press with Python 3.15\n"
+    assert sidelit("sections", "new.py", cwd=tmp_path, code=1).stderr == said
+    (tmp_path / "old.py").write_text('"""Old."""\n', encoding="utf-8")
+    assert sidelit("init", cwd=tmp_path).stderr == f"skipped: {said}"
+    assert f"# {said}" in (tmp_path / "site/sidelit.toml").read_text("utf-8")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
