@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from press.project import edit, page, run, sidelit, tree
+from press.project import edit, git, page, run, sidelit, tree
 from sidelit.cli import adopt
 from sidelit.config import config
 from sidelit.errors import SidelitError
@@ -303,6 +303,18 @@ def test_a_configuration_that_is_not_there_is_called_as_it_was_given(tmp_path: P
         ("README.zh.md", "# 项目介绍\n", "own", ""),
         ("README.md", "> # Quoted\n\n# **Small** nets &amp; more\n", "Small nets & more", ""),
         ("README.md", "Nets\nin Python\n===\n", "Nets in Python", ""),
+        ("README.md", "# Package Dependencies\n\nIt is one.\n\n# Usage\n", "own", "It is one."),
+        ("README.md", "# 1. Package dependencies\n", "own", ""),
+        ("README.md", "# 项目介绍\n\n## 安装\n", "own", ""),
+        ("README.md", "# Nets\n\n# Install\n", "own", ""),
+        ("README.md", "# Nets of my OWN\n\n# Install\n", "Nets of my OWN", ""),
+        ("README.md", "---\ntitle: x\n---\n<!--\n\nA note.\n\n-->\n# Nets\n", "Nets", ""),
+        (
+            "README.md",
+            "# Nets\n\n**English** | [中文](zh.md)\n\nWords<br>and [more](m).\n\nIt.\n",
+            "Nets",
+            "It.",
+        ),
     ],
 )
 def test_the_title_is_the_first_heading_or_the_name(
@@ -312,6 +324,14 @@ def test_the_title_is_the_first_heading_or_the_name(
     write(tmp_path, f"own/{name}", text=readme)
     found = adopt.look(tmp_path / "own")
     assert (found.title, found.tagline) == (title, tagline)
+
+
+def test_a_clone_is_called_as_its_repository(tmp_path: Path) -> None:
+    write(tmp_path, "net.py")
+    git(tmp_path, "init", "--quiet")
+    assert adopt.look(tmp_path).title == tmp_path.name
+    git(tmp_path, "remote", "add", "origin", "git@example.org:ada/small-nets.git")
+    assert adopt.look(tmp_path).title == "small-nets"
 
 
 def test_what_is_only_called_like_a_readme_does_not_hide_it(tmp_path: Path) -> None:

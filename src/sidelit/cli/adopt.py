@@ -19,7 +19,7 @@ from typing import Any
 
 from markdown_it.token import Token
 
-from sidelit.config import languages
+from sidelit.config import languages, origin
 from sidelit.config.toml import read_toml
 from sidelit.errors import SidelitError
 from sidelit.source import source
@@ -215,29 +215,76 @@ def _tagline(folder: Path) -> str:
     """
     if said := _project(folder).get("description"):
         return str(said)
-    tokens = _readme(folder)
-    paragraphs = (after for before, after in pairwise(tokens) if before.type == "paragraph_open")
-    # A row of badges is no sentence, and what is written in HTML is shown as it was typed.
-    spoken = (
-        each
-        for each in paragraphs
-        if all(child.type != "image" for child in each.children or ()) and not each.content.startswith("<")
-    )
-    first = " ".join(markup.plain(next(spoken, ())).split())
+    paragraphs = (after for before, after in pairwise(_readme(folder)) if before.type == "paragraph_open")
+    first = " ".join(markup.plain(next(filter(_is_spoken, paragraphs), ())).split())
     sentence = re.match(r".{12,}?[.!?。！？](?=\s|$|[^\x00-\x7f])", first)
     return sentence[0] if sentence else first
 
 
-def _title(folder: Path) -> str:
-    """The first heading of the README, if it is words alone; else the distribution's name, or the folder's.
+# What is written in HTML would be shown as it was typed.
+_HTML = re.compile(r"</?[A-Za-z][\w-]*(?:\s[^<>]*)?/?>")
 
-    A later heading is the title of a part, such as "Installation".
+
+def _is_spoken(paragraph: Token) -> bool:
+    """Whether a paragraph says something: it is no HTML, no row of badges, no choice among languages."""
+    inside = paragraph.children or []
+    linked, words = 0, ""
+    for child in inside:
+        linked += child.nesting if child.type.startswith("link_") else 0
+        words += "" if linked else child.content
+    kinds = {child.type for child in inside}
+    letters = len(re.findall(r"\w", words))
+    return (
+        "image" not in kinds and not _HTML.search(paragraph.content) and letters > 12 * ("link_open" in kinds)
+    )
+
+
+def _title(folder: Path) -> str:
+    """The first heading of the README, if it is a name; else that of the distribution, or of the repository.
+
+    A later heading is the title of a part, such as "Installation". The first is no more than that if it says
+    nothing else, or if others stand beside it and it shares no word with the name.
     """
-    headings = (each for each in pairwise(_readme(folder)) if each[0].type == "heading_open")
-    opening, inline = next((each for each in headings if each[0].level == 0), (None, None))
-    if opening and inline and opening.tag == "h1" and re.fullmatch(r"[^<\[!`]+", inline.content):
-        return markup.plain(inline)
-    return str(_project(folder).get("name") or folder.resolve().name)
+    name = str(_project(folder).get("name") or _repository(folder) or folder.resolve().name)
+    headings = [pair for pair in pairwise(_readme(folder)) if pair[0].type == "heading_open"]
+    outer = [(opening.tag, inline) for opening, inline in headings if opening.level == 0]
+    if not outer or outer[0][0] != "h1" or not re.fullmatch(r"[^<\[!`]+", outer[0][1].content):
+        return name
+    title = markup.plain(outer[0][1])
+    if set(_words(title)) & set(_words(name)):
+        return title
+    alone = [tag for tag, _ in outer].count("h1") == 1
+    return title if alone and not _OF_A_PART.fullmatch(title) else name
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[^\W_]{3,}", name.casefold())
+
+
+# A heading of nothing but such words is that of a part: English, Chinese and Japanese READMEs have them.
+_OF_A_PART = re.compile(
+    r"(?:[\W\d_]*\b(?:a|about|and|background|contents|dependencies|description|documentation|environment|"
+    r"features|for|getting|guide|how|install|installation|installing|instructions|introduction|me|notes|of|"
+    r"overview|packages?|prerequisites|project|quick|quickstart|read|readme|repo|repository|requirements|run|"
+    r"running|set|setup|start|started|structure|summary|table|the|this|to|up|updates?|usage|use|welcome|what)\b)+"
+    r"[\W_]*"
+    r"|(?:[\W\d_]*(?:本|此|项目|專案|工程|软件|仓库|介绍|簡介|简介|说明|概述|概要|概览|安装|环境|配置|依赖|要求|使用|"
+    r"用法|方法|运行|目录|结构|背景|前言|快速|开始|入门|更新|日志|功能|特性|特点|文档|关于|はじめに|インストール|使い方|"
+    r"目次|要件|環境|準備|について|の|と|和|与|及))+[\W_]*",
+    re.IGNORECASE,
+)
+
+
+def _repository(folder: Path) -> str:
+    """What the repository is called where it was cloned from; empty if it is nobody's clone."""
+    if not (folder / ".git").exists():
+        return ""
+    address = origin.git(folder, "config", "--get", "remote.origin.url") or ""
+    return re.split(r"[/:\\]", address.rstrip("/").removesuffix(".git"))[-1]
+
+
+# Notes to editors, and the table that some hosts read at the top, are no words of the README.
+_UNSEEN = re.compile(r"\A---\n.*?\n---\n|<!--.*?-->", re.DOTALL)
 
 
 def _readme(folder: Path) -> Sequence[Token]:
@@ -245,7 +292,8 @@ def _readme(folder: Path) -> Sequence[Token]:
     named = [path for path in folder.iterdir() if path.name.lower() in ("readme.md", "readme")]
     found = max((path for path in named if path.is_file()), key=lambda path: path.suffix != "", default=None)
     try:
-        return markup.parse(found.read_text("utf-8", "replace").removeprefix("\ufeff")) if found else ()
+        text = found.read_text("utf-8", "replace").removeprefix("\ufeff") if found else ""
+        return markup.parse(_UNSEEN.sub("", text))
     except (OSError, SidelitError):
         return ()
 

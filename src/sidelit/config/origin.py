@@ -56,13 +56,13 @@ def origin(config: Config) -> Origin:
     # A release is called what its tag says.
     version = config.public.pinned.strip("v/") or _version(config.project)
     # The configuration must be tracked: otherwise the repository around it is not the project's.
-    if _git(config.project, "ls-files", "--error-unmatch", str(config.path)) is None:
+    if git(config.project, "ls-files", "--error-unmatch", str(config.path)) is None:
         return Origin(version)
-    line = _git(config.project, "log", "-1", "--format=%H %cs")
+    line = git(config.project, "log", "-1", "--format=%H %cs")
     if not line:
         return Origin(version)
     commit, date = line.split()
-    dirty = bool(_git(config.project, "status", "--porcelain", "--untracked-files=no"))
+    dirty = bool(git(config.project, "status", "--porcelain", "--untracked-files=no"))
     return Origin(version, commit, dirty, date)
 
 
@@ -93,7 +93,8 @@ def _version(project: Path) -> str | None:
     return found[1] if found else None
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
+def git(folder: Path, *arguments: str) -> str | None:
+    """What a git command answers in a folder; `None` if there is no git, or it refuses."""
     command = ("git", "-C", str(folder), *arguments)
     try:
         done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False)
