@@ -21,7 +21,8 @@ SVG = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/19
         "<g onclick='1'/>",
         '<g id="a"onclick="1"/>',
         "<g ONLOAD\n=\n'1'/>",
-        "<foreignObject><p/></foreignObject>",
+        "<foreignObject><h:body xmlns:h='http://www.w3.org/1999/xhtml' onload='1'/></foreignObject>",
+        "<foreignObject><meta xmlns='http://www.w3.org/1999/xhtml' http-equiv='refresh'/></foreignObject>",
         "<iframe xmlns='http://www.w3.org/1999/xhtml' src='x'/>",
         "<h:embed xmlns:h='http://www.w3.org/1999/xhtml' src='x'/>",
         "<a href='javascript:1'/>",
@@ -57,6 +58,7 @@ def test_declarations_that_add_a_program_are_found(before: str) -> None:
         "<a href='https://example.org/javascript'><path d='M0 0'/></a>",
         "<style>.one { fill: none }</style><g class='on' data-once='x'/>",
         "<image href='data:image/png;base64,AAAA'/>",
+        "<foreignObject><p xmlns='http://www.w3.org/1999/xhtml'>A label.</p></foreignObject>",
     ],
 )
 def test_other_drawings_may_be_shown(inside: str) -> None:

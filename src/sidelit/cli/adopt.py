@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from markdown_it.token import Token
 
 from sidelit.config import languages, origin
 from sidelit.config.toml import read_toml
 from sidelit.errors import SidelitError
+from sidelit.site import pictures
 from sidelit.source import source
 from sidelit.text import markup
 
@@ -58,6 +60,8 @@ class Found:
     files: int
     left_out: tuple[SidelitError, ...]
     """Why which sources can have no page, such as those that are no Python."""
+    pictures: tuple[str, ...]
+    """The folders with pictures that sources show, where these lie beside no source."""
 
 
 def init(folder: Path, *, codes: Sequence[str] = (), mkdocs: bool = False) -> tuple[Found, tuple[Path, ...]]:
@@ -140,14 +144,55 @@ def look(folder: Path) -> Found:
         raise SidelitError(
             "there is no Python in this folder or in a package of it", path=folder, hint="name another folder"
         )
-    bad, words = [], []
+    bad: list[SidelitError] = []
+    words: list[str] = []
+    wanted: list[tuple[Path, str]] = []
     for path in paths:
         try:
             document = source.read(path, shown=path.relative_to(folder).as_posix())
-            words += [section.commentary for section in document.sections]
+            said = [section.commentary for section in document.sections]
+            wanted += [(path.parent, target) for each in said for target in _targets(each)]
+            words += said
         except SidelitError as error:
             bad.append(error)
-    return Found(title, _tagline(folder), _language(words), root, tuple(parts), len(paths), tuple(bad))
+    return Found(
+        title,
+        _tagline(folder),
+        _language(words),
+        root,
+        parts=tuple(parts),
+        files=len(paths),
+        left_out=tuple(bad),
+        pictures=tuple(_pictures(folder, wanted)),
+    )
+
+
+_PICTURE = re.compile(r"!\[[^\]]*\]\(\s*<?([^)\s>]+)|^\s*\.\. (?:image|figure):: +(\S+)", re.MULTILINE)
+
+
+def _targets(commentary: str) -> Iterator[str]:
+    """Where the pictures of a text lie, if they are in the project."""
+    found = (each[1] or each[2] for each in _PICTURE.finditer(commentary))
+    yield from (unquote(each) for each in found if not re.match(r"\w+:|//|#", each))
+
+
+def _pictures(project: Path, wanted: Sequence[tuple[Path, str]]) -> Iterator[str]:
+    """The folders at the top of a project that have pictures which are not where their sources say."""
+    folders = [path for path in sorted(project.iterdir()) if path.is_dir() and not path.name.startswith(".")]
+    lost = {pair for pair in wanted if not _lies(project, *pair)}
+    for each in folders:
+        if found := {pair for pair in lost if _lies(project, *pair, each.name)}:
+            lost -= found
+            yield each.name
+
+
+def _lies(project: Path, folder: Path, target: str, *named: str) -> bool:
+    """Whether a picture lies where the press looks for it."""
+    places = pictures.places(project.resolve(), folder.resolve(), named)
+    try:
+        return any((place / target.lstrip("/")).is_file() for place in places)
+    except (OSError, ValueError):
+        return False
 
 
 def _package(package: Path, base: Path, root: str) -> Iterator[Part]:
@@ -321,6 +366,7 @@ def _printable(text: str) -> str:
 
 
 def _configuration(found: Found, spoken: Sequence[str]) -> str:
+    shown = f"pictures = [{', '.join(map(_quoted, found.pictures))}]" if found.pictures else ""
     lines = [
         "# The site that `sidelit build` writes into build/site/. Paths start at the folder above this one.",
         f"title = {_quoted(found.title)}",
@@ -333,6 +379,7 @@ def _configuration(found: Found, spoken: Sequence[str]) -> str:
         "# What is wrong with a formula or a link is told and printed as it was typed. Remove this line when",
         "# all of it is mended: then a mistake stops the build.",
         "keep_going = true",
+        *(["# Where pictures lie that are not beside the sources that show them.", shown] if shown else []),
         "",
         "[[front]]",
         'source = "index.md"',

@@ -251,6 +251,8 @@ class Config:
     """The page that the title of the site leads to: the first one where none is called so."""
     inventories: tuple[Inventory, ...] = ()
     """The lists of names that are documented elsewhere."""
+    pictures: tuple[str, ...] = ()
+    """Folders of the project where the pictures of docstrings lie, if not beside the sources."""
     keep_going: bool = False
     """Whether a build goes on over a formula, a link or a source that is wrong."""
     override_assets: tuple[str, ...] = ()
@@ -348,6 +350,7 @@ def load(path: Path) -> Config:
         equation_numbers=manner.numbered,
         inventories=read_inventories(top),
         override_assets=top.strings("override_assets"),
+        pictures=tuple(_folder(each, project, top) for each in top.strings("pictures")),
         keep_going=top.take("keep_going", bool, False),
         strictness=read_strictness(top.table("lint")),
     )
@@ -358,6 +361,15 @@ def load(path: Path) -> Config:
     folder = config.folder / languages.FOLDER
     spoken = languages.spoken(config.languages, folder, config.shown(folder), top)
     return replace(config, spoken=spoken)
+
+
+def _folder(said: str, project: Path, top: Table) -> str:
+    """A folder of the project by its path from there."""
+    name = said.rstrip("/")
+    if not (assets.stays_inside(name) and (project / name).is_dir()):
+        hint = 'write its path from the project folder, as in "docs/images"'
+        raise top.error(f"`pictures` names {said!r}, which is no folder of the project", said, hint)
+    return name
 
 
 def _macros(top: Table) -> dict[str, str]:

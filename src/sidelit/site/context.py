@@ -196,8 +196,14 @@ class ImageResolver:
 
         Raises `SidelitError` if it is not there or may not be shown.
         """
-        found = self.build.pictures.find(self.source, target)
-        return f"{self.root}{quote(found.output)}" if found else self.resolve(target, line)
+        if found := self.build.pictures.find(self.source, target):
+            return f"{self.root}{quote(found.output)}"
+        try:
+            return self.resolve(target, line)
+        except SidelitError as error:
+            if self.source.endswith(".py") and self.build.config.path.is_file():
+                error.hint = error.hint or "name the folder where it lies in `pictures`"
+            raise
 
     def size(self, target: str) -> tuple[int, int] | None:
         """Its width and height, if it says them. A picture lies beside the text that shows it."""

@@ -28,12 +28,13 @@ from sidelit.site.content import Text
 #
 # A drawing that could run something is refused, and the press has one list of what that is. A drawing says
 # its program as an element, as a handler, as an address, or through what XML adds by declarations and
-# stylesheets.
+# stylesheets. HTML may stand in a drawing, since programs for diagrams write their labels so, but no element
+# of it that runs or loads something.
 
 
 # What XML has between quotes only is no handler without them: a label may well say `one = 1`.
 _PROGRAM = re.compile(
-    r"<\s*(?:[\w.-]+:)?(?:script|foreignObject|handler|listener|iframe|embed|object)\b"
+    r"<\s*(?:[\w.-]+:)?(?:script|handler|listener|iframe|frame|embed|object|meta|base|form)\b"
     r"|[\s\"'/](?:[\w.-]+:)?on\w+\s*=\s*[\"']"
     r"|(?:java|vb)\s*script\s*:|\bdata:\s*text/html"
     r"|<!\s*(?:ENTITY|ATTLIST)|<\?\s*xml-stylesheet",
@@ -117,8 +118,11 @@ def _svg(text: str) -> tuple[int, int] | None:
 #
 # > A docstring shows a picture of its project, and the site carries it along.
 #
-# A picture lies where the docstring says, from the folder of its file. One outside of the project is refused,
-# and so is a drawing with a program in it: whoever opens that by its own address would run it.
+# A picture lies where the docstring says: from the folder of its file, or from that of the project. Where
+# neither has it, the folders are searched that the configuration names. Below such a folder pictures may lie
+# as the sources do, so `nets/gan/style.py` finds its `block.svg` in `docs/nets/gan/`, in `docs/gan/` and in
+# `docs/`. A picture outside of the project is refused, and so is a drawing with a program in it: whoever
+# opens that by its own address would run it.
 
 
 # What browsers show as a picture.
@@ -160,6 +164,7 @@ class Pictures:
 def pictures(config: Config, texts: Iterable[Text]) -> Pictures:
     """The pictures of chapters."""
     known: dict[tuple[str, str], Picture | SidelitError] = {}
+    project = config.project.resolve()
     for text in texts:
         if text.prose:
             continue
@@ -168,7 +173,7 @@ def pictures(config: Config, texts: Iterable[Text]) -> Pictures:
         folder = (own if own.is_file() else Path(text.item.source)).resolve().parent
         for target in text.once("pictures", partial(_shown, text)):
             try:
-                if found := _picture(config.project.resolve(), folder, target):
+                if found := _picture(project, places(project, folder, config.pictures), target):
                     known[text.item.source, target] = found
             except SidelitError as error:
                 known[text.item.source, target] = error
@@ -187,14 +192,24 @@ def _targets(tokens: Iterable[Token]) -> Iterator[str]:
         yield from _targets(token.children or ())
 
 
-def _picture(project: Path, folder: Path, target: str) -> Picture | None:
+def places(project: Path, folder: Path, named: Iterable[str] = ()) -> Iterator[Path]:
+    """The folders where a picture may lie that a source in a folder shows; the project has `named` some."""
+    yield from (folder, project)
+    below = folder.relative_to(project).parts if folder.is_relative_to(project) else ()
+    for name in named:
+        yield from (Path(project, name, *below[start:]) for start in range(len(below) + 1))
+
+
+def _picture(project: Path, folders: Iterable[Path], target: str) -> Picture | None:
     try:
-        path = (folder / target).resolve()
-        if not path.is_relative_to(project):
+        found = [path for each in folders if (path := (each / target.lstrip("/")).resolve()).is_file()]
+        inside = [path for path in found if path.is_relative_to(project)]
+        if not found:
+            return None
+        if not inside:
             what = f"the picture {target} lies outside of the project"
             raise SidelitError(what, hint="put it into the project's folder")
-        if not path.is_file():
-            return None
+        path = inside[0]
         if path.suffix.lower() not in _KINDS:
             raise SidelitError(f"the file {target} is no picture", hint=f"use {', '.join(_KINDS)}")
         if path.suffix.lower() == ".svg" and runs(assets.data(path)):

@@ -56,6 +56,41 @@ def test_a_picture_from_elsewhere_is_a_link(project: Path) -> None:
     assert html.count("<img") == 2
 
 
+@pytest.mark.parametrize(
+    "place", ["docs/nets/gan/block.png", "docs/gan/block.png", "docs/block.png", "block.png"]
+)
+def test_a_picture_may_lie_in_a_folder_that_is_named(tmp_path: Path, place: str) -> None:
+    for name, text in {
+        "nets/gan/__init__.py": '"""A block: ![it](block.png)"""\n',
+        "nets/gan/style.py": "# A block: ![it](/block.png)\nX = 1\n",
+        "docs/readme.txt": "",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    sidelit("init", cwd=tmp_path)
+    said = "warning: nets/gan/__init__.py:1: the link 'block.png' leads to no page or file of the site; "
+    assert f"{said}name the folder where it lies in `pictures`\n" in sidelit("build", cwd=tmp_path).stderr
+    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / place).write_bytes(PNG)
+    for written in ("site/sidelit.toml", "site/pages/index.md"):
+        (tmp_path / written).unlink()
+    sidelit("init", cwd=tmp_path)
+    told = (tmp_path / "site/sidelit.toml").read_text("utf-8")
+    assert ('pictures = ["docs"]\n' in told) == place.startswith("docs")
+    assert sidelit("build", cwd=tmp_path).stderr == ""
+    for page in ("__init__", "style"):
+        html = (tmp_path / f"build/site/nets/gan/{page}.html").read_text("utf-8")
+        assert f'<img src="../../assets/pictures/{place}" alt="it" width="20"' in html
+
+
+@pytest.mark.parametrize("named", ["img", "../src", "src/one.py", ""])
+def test_a_folder_of_pictures_that_is_none_is_refused(project: Path, named: str) -> None:
+    path = project / "site/sidelit.toml"
+    path.write_text(f'pictures = ["{named}"]\n' + path.read_text("utf-8"), encoding="utf-8")
+    told = sidelit("build", cwd=project, code=1).stderr
+    assert told.startswith(f"site/sidelit.toml:1: `pictures` names {named!r}, which is no folder of the ")
+
+
 def test_print_carries_them_too(project: Path) -> None:
     (project / "site/sidelit.toml").unlink()
     assert sidelit("print", "src/one.py", "--out", "out", cwd=project).stderr == ""
