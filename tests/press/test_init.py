@@ -56,11 +56,11 @@ def test_a_repository_is_a_site_at_once(repository: Path) -> None:
     made = config.load(repository / "site/sidelit.toml")
     assert (made.title, made.tagline, made.languages) == ("Small nets", 'Nets in "pure" Python.', ("en",))
     assert [(part.label, [chapter.output for chapter in part.chapters]) for part in made.parts] == [
-        ("nets", ["nets/__init__.html", "nets/odd.html", "nets/utils.html"]),
+        ("nets", ["nets/index.html", "nets/odd.html", "nets/utils.html"]),
         ("nets.data", ["nets/data/set.html"]),
         (
             "nets.layers",
-            ["nets/layers/__init__.html", "nets/layers/utils.html", "nets/layers/deep/dense.html"],
+            ["nets/layers/index.html", "nets/layers/utils.html", "nets/layers/deep/dense.html"],
         ),
     ]
     assert [chapter.module for chapter in made.parts[2].chapters][-1] == "nets.layers.deep.dense"
@@ -216,6 +216,23 @@ def chapters(folder: Path, parts: str) -> list[list[str]]:
     write(folder, "site/sidelit.toml", text=HEAD.replace('"T"', '"T"\nsource_root = ""') + parts)
     made = config.load(folder / "site/sidelit.toml")
     return [[chapter.source for chapter in part.chapters] for part in made.parts]
+
+
+def test_the_page_of_a_package_is_the_index_of_its_folder(tmp_path: Path) -> None:
+    names = ("__init__.py", "nets/__init__.py", "nets/a.py", "odd/__init__.py", "odd/index.py")
+    write(tmp_path, *names, text='"""See [nets](src:nets/__init__.py) and [this](src:nets/index.py)."""\n')
+    sidelit("init", cwd=tmp_path)
+    assert sidelit("build", cwd=tmp_path).stderr == ""
+    site = tmp_path / "build/site"
+    pages = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
+    made = ["nets/a.html", "nets/index.html", "odd/__init__.html", "odd/index.html"]
+    assert pages == ["__init__.html", "index.html", *made]
+    html = (site / "nets/a.html").read_text("utf-8")
+    assert 'See <a href="index.html">nets</a> and <a href="index.html">this</a>' in html
+    # A site whose readers know the other address keeps it.
+    edit(tmp_path / "site/sidelit.toml", "index_pages = true\n", "")
+    sidelit("build", cwd=tmp_path)
+    assert (site / "nets/__init__.html").is_file()
 
 
 def part(listed: str, folder: str = ".") -> str:

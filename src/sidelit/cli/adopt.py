@@ -57,6 +57,8 @@ class Found:
     root: str
     """The folder that imports start from."""
     parts: tuple[Part, ...]
+    packages: bool
+    """Whether there is any `__init__.py`."""
     files: int
     left_out: tuple[SidelitError, ...]
     """Why which sources can have no page, such as those that are no Python."""
@@ -161,6 +163,7 @@ def look(folder: Path) -> Found:
         _language(words),
         root,
         parts=tuple(parts),
+        packages=any(path.stem == "__init__" for path in paths),
         files=len(paths),
         left_out=tuple(bad),
         pictures=tuple(_pictures(folder, wanted)),
@@ -365,6 +368,12 @@ def _printable(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text)
 
 
+_INDEX = (
+    "# The page of a package x is x/index.html; without this line it is x/__init__.html.",
+    "index_pages = true",
+)
+
+
 def _configuration(found: Found, spoken: Sequence[str]) -> str:
     shown = f"pictures = [{', '.join(map(_quoted, found.pictures))}]" if found.pictures else ""
     lines = [
@@ -374,6 +383,7 @@ def _configuration(found: Found, spoken: Sequence[str]) -> str:
         "# The first language is that of the sources; `sidelit sync` writes catalogues for the others.",
         f"languages = [{', '.join(map(_quoted, spoken))}]",
         f"source_root = {_quoted(found.root)}",
+        *(_INDEX if found.packages else ()),
         "# How docstrings are written is guessed, one by one: Markdown, reST, Google's style or NumPy's.",
         'dialect = "auto"',
         "# What is wrong with a formula or a link is told and printed as it was typed. Remove this line when",

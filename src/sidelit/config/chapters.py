@@ -63,7 +63,8 @@ def read_manner(table: Table, usual: Manner) -> Manner:
 # A pattern stands for the files that it matches in the folder of its part: `__init__.py` first, the others by
 # their names, and those of subfolders behind them. What is listed already, here or in another part, it leaves
 # out, and so it does with what a pattern behind an exclamation mark matches. The page of such a file has its
-# path below the source root, so that many folders may each have their `utils.py`.
+# path below the source root, so that many folders may each have their `utils.py`. With `index_pages = true`
+# the page of a package, `nets/layers/__init__.py`, is `nets/layers/index.html`, as web hosts expect it.
 
 
 _PATTERN = re.compile(r"[*?\[]")
@@ -76,12 +77,14 @@ class Tree:
     project: Path
     root: str
     """The source root, below the project."""
+    index: bool = False
+    """Whether the page of a package is the `index.html` of its folder."""
     taken: set[str] = field(default_factory=set)
 
 
 def tree(project: Path, root: str, top: Table) -> Tree:
     """The sources of a project, with what its parts list by name."""
-    found = Tree(project, root)
+    found = Tree(project, root, top.take("index_pages", bool, False))
     # What has another form than it should have is refused by whoever takes it.
     parts = top.data.get("parts", [])
     for part in parts if isinstance(parts, list) else ():
@@ -117,7 +120,7 @@ def _matched(
 ) -> Iterator[dict[str, str]]:
     base = tree.project / folder
     if not _PATTERN.search(entry):
-        yield _entry(entry, folder, tree.root)
+        yield _entry(entry, folder, tree)
         return
     found = _below(base, entry, table)
     for each in not_these:
@@ -131,7 +134,7 @@ def _matched(
         if place not in tree.taken:
             tree.taken.add(place)
             _check_name(place, table, entry)
-            yield _entry(path.as_posix(), folder, tree.root)
+            yield _entry(path.as_posix(), folder, tree)
 
 
 def _below(folder: Path, pattern: str, table: Table) -> set[Path]:
@@ -152,14 +155,20 @@ def _order(path: Path) -> list[tuple[bool, str]]:
     return [*((True, each) for each in folders), (False, "" if name == "__init__.py" else name)]
 
 
-def _entry(given: str, folder: str, root: str) -> dict[str, str]:
+def _entry(given: str, folder: str, tree: Tree) -> dict[str, str]:
     """The entry that would name a file: its page has the path below the source root."""
     source = PurePosixPath(folder, given)
-    below = source.relative_to(root) if source.is_relative_to(root) else source
+    below = source.relative_to(tree.root) if source.is_relative_to(tree.root) else source
     inside = below.with_suffix("")
+    # At the top of the site that is the place of its own first page.
+    as_index = tree.index and inside.name == "__init__" and len(inside.parts) > 1
+    if as_index and not (tree.project / source.with_name("index.py")).exists():
+        output = f"{inside.with_name('index')}.html"
+    else:
+        output = f"{inside}.html"
     # The package is a part of the name already.
     name = PurePosixPath(*inside.parts[1:]) if len(inside.parts) > 1 else inside
-    return {"source": given, "name": str(name), "output": f"{inside}.html"}
+    return {"source": given, "name": str(name), "output": output}
 
 
 def _check_name(place: str, table: Table, entry: str) -> None:
