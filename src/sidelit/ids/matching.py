@@ -113,10 +113,14 @@ def _code_words(line: str) -> list[str]:
 
 
 def _sayable(plain: str) -> list[str]:
-    """The words of a text but for long numbers in base 16, as those of commits, which nobody can say."""
-    return [word for word in re.findall("[a-z0-9]+", plain) if not UNSAYABLE.fullmatch(word)]
+    """The words of a text but for long numbers in base 16, as those of commits, which nobody can say.
+
+    Of a word that is data, such as a picture written down in letters, only the beginning stands in an id.
+    """
+    return [word[:LETTERS] for word in re.findall("[a-z0-9]+", plain) if not UNSAYABLE.fullmatch(word)]
 
 
+LETTERS = 40
 UNSAYABLE = re.compile("0x[0-9a-f]{5,}|(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{7,}")
 
 

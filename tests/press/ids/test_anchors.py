@@ -98,6 +98,20 @@ def test_code_without_commentary_is_named_by_its_first_line_and_told_apart_by_th
     assert all("@" in name for name in several) == (len(several) > 1)
 
 
+def test_data_makes_no_long_id_and_a_long_one_that_was_published_stays(
+    ledger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"import a\n# Why.\ndef f(): ...\ntable['{'abc' * 6_000}'] = 'one'\n"
+    short = ids(text)
+    assert max(map(len, short)) < 100
+    with monkeypatch.context() as before:
+        before.setattr(matching, "LETTERS", 100_000)
+        publish(ledger, text)
+        long = ids(text)
+        assert max(map(len, long)) > 18_000
+    assert list(rebuilt(ledger, text)) == long != short
+
+
 def test_a_digest_that_was_published_becomes_an_alias_of_words(ledger: Path) -> None:
     text = "def f(): ...\ny = 1\n"
     publish(ledger, text)
