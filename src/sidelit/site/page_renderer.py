@@ -34,7 +34,7 @@ from sidelit.site.edition import Page, Words
 from sidelit.site.links import fragment
 from sidelit.site.model import CodeLine, Imports, Link, NavGroup, UsageView, code_line
 from sidelit.site.usage import Test, Usage
-from sidelit.text import inlines, markup, prose
+from sidelit.text import code, inlines, markup, prose
 from sidelit.text.directives import Directive
 
 # ## How high the two sides of a section are
@@ -165,7 +165,7 @@ def _lines(
 ) -> Iterator[CodeLine]:
     page = (renderer.host or renderer.shown).text.item.output
     for number, html in renderer.build.names.lines(renderer.item.source, tuple(lines), page):
-        yield code_line(number, marked(html))
+        yield code_line(number, code.told(marked(html), renderer.language.words["line_of"]))
 
 
 def _imports(renderer: PageRenderer, piece: Piece) -> Imports | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape, unescape
 from typing import Any
@@ -177,17 +177,21 @@ def highlighted(text: str) -> tuple[Line, ...]:
     normal = re.sub(r"\r\n?", "\n", text).removeprefix("\ufeff")
     # Pygments would drop blank lines at both ends, and with them the agreement of line numbers.
     lexer = _lexer()(stripnl=False, ensurenl=False)
+    plain = normal.split("\n")
+    tokens: Iterable[tuple[object, str]] = lexer.get_tokens(normal)
+    if any(len(line) > LONGEST for line in plain):
+        tokens = _shortened(tokens, plain)
     # Few tokens are the first of their kind: the others are looked up.
     known: dict[tuple[object, str], str] = {}
     coloured: list[str] = []
-    for token in lexer.get_tokens(normal):
+    for token in tokens:
         html = known.get(token)
         if html is None:
             kind, value = token
             html = known[token] = "\n".join(_span(kind, piece) for piece in value.split("\n"))
         coloured.append(html)
-    lines = zip(normal.split("\n"), "".join(coloured).split("\n"), strict=True)
-    return tuple(Line(plain, html) for plain, html in lines)
+    lines = zip(plain, "".join(coloured).split("\n"), strict=True)
+    return tuple(Line(text, html + _rest(text)) for text, html in lines)
 
 
 def prepare() -> None:
@@ -207,7 +211,47 @@ def numbered(lines: tuple[Line, ...], shown: tuple[tuple[int, str], ...]) -> Ite
     """
     for number, text in shown:
         line = lines[number - 1] if number <= len(lines) else Line("", "")
-        yield number, line.html if line.text == text else printable(text)
+        yield number, line.html if line.text == text else printable(_beginning(text)) + _rest(text)
+
+
+# ## Lines of data
+#
+# > A line may hold a whole file of data, which no browser shows in a minute: a page has its beginning.
+#
+# The words that say how long the line is are those of the page, which has a language.
+
+
+LONGEST, SHOWN = 2_000, 500
+_REST = re.compile(r'<span class="rest">(\d+)</span>')
+
+
+def _beginning(text: str) -> str:
+    return text if len(text) <= LONGEST else text[:SHOWN]
+
+
+def _rest(text: str) -> str:
+    """What stands for all behind the beginning of a line: the number of its characters."""
+    return "" if len(text) <= LONGEST else f'<span class="rest">{len(text)}</span>'
+
+
+def told(html: str, words: str) -> str:
+    """The HTML of a line, with `words` about its length where only its beginning is shown."""
+    said = escape(words, quote=False)
+    return _REST.sub(lambda it: f'<span class="rest">{said.format(n=f"{int(it[1]):,}")}</span>', html)
+
+
+def _shortened(tokens: Iterable[tuple[object, str]], lines: Sequence[str]) -> Iterator[tuple[object, str]]:
+    """The tokens without what lies behind the beginnings of long lines."""
+    row = column = 0
+    for kind, value in tokens:
+        pieces = value.split("\n")
+        for place, piece in enumerate(pieces):
+            if place:
+                row, column = row + 1, 0
+            if len(lines[row]) > LONGEST:
+                pieces[place] = piece[: max(SHOWN - column, 0)]
+            column += len(piece)
+        yield kind, "\n".join(pieces)
 
 
 def marked(html: str, marks: Sequence[Mark]) -> str:

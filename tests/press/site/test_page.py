@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,6 +97,18 @@ def test_a_title_keeps_what_looks_like_a_tag(tmp_path: Path) -> None:
     html = (tmp_path / "out/one.html").read_text(encoding="utf-8")
     assert "<title>The &lt;file&gt; element" in html
     assert 'content="It may hold an &lt;item&gt;."' in html
+
+
+def test_a_page_says_in_its_language_how_long_a_line_is_whose_beginning_it_shows(tmp_path: Path) -> None:
+    text = f'"""Words."""\n# Data.\nDATA = "{"abcdefgh" * 2_000}"\nMORE = DATA\n'
+    (tmp_path / "one.py").write_text(text, encoding="utf-8")
+    for lang, said in (("en", "… a line of 16,009 characters, of"), ("zh", "…… 这一行共 16,009 个字符，")):
+        sidelit("print", "one.py", "--out", lang, "--lang", lang, cwd=tmp_path)
+        html = (tmp_path / lang / "one.html").read_text(encoding="utf-8")
+        assert f'<span class="rest">{said}' in html
+        assert html.count("abcdefgh") < 100
+    objects = json.loads(sidelit("sections", "one.py", cwd=tmp_path).stdout)
+    assert "".join(each["source"] for each in objects) == text
 
 
 def test_a_formula_in_a_heading_alone_gets_its_stylesheet(tmp_path: Path) -> None:

@@ -89,6 +89,19 @@ def test_a_line_that_is_shown_shortened_is_shown_plain() -> None:
     ]
 
 
+def test_of_a_line_of_data_the_beginning_is_shown_and_what_follows_keeps_its_colours() -> None:
+    data = f"a = '''{'<' * 9_000}\n{'b' * 2_000}\n{'c' * 2_001}''' + d\n1\n"
+    lines = code.highlighted(data)
+    assert "\n".join(line.text for line in lines) == data
+    shown = [Text(line.html).text for line in lines]
+    assert shown == [f"a = '''{'<' * 493}9007", "b" * 2_000, f"{'c' * 500}2008", "1", ""]
+    assert '"s' in lines[1].html
+    assert '"mi"' in lines[3].html
+    assert list(code.numbered(lines, ((9, "x" * 3_000),))) == [
+        (9, "x" * 500 + '<span class="rest">3000</span>')
+    ]
+
+
 def test_control_characters_become_visible() -> None:
     assert code.printable("a\x00\x1b\x7f\x85<") == "a\u2400\u241b\u2421\\x85&lt;"
 
