@@ -30,13 +30,18 @@ from sidelit.cache.graph import Graph
 from sidelit.errors import SidelitError
 from sidelit.files import assets, atomic
 
-_STRING = r'"(?:[^"\\]|\\[\\"nrtabfv])*"'
+# Before a line is looked at, a letter stands for each escape in it: a choice at every character of a long
+# string would take the pattern a hundred bytes for each.
+_ESCAPE = re.compile(r'\\[\\"nrtabfv]')
+_STRING = r'"[^"\\]*"'
 _LINE = re.compile(
     rf"(?:#~?[ \t]*)?(?:\|[ \t]*)?(?P<keyword>msgctxt|msgid|msgstr)[ \t]+{_STRING}[ \t]*"
     rf"|(?:#~[ \t]*|#\|[ \t]*|#~\|[ \t]*)?{_STRING}[ \t]*"
 )
 _FIX = "mend this line, or restore the file and run `sidelit sync`"
 
+# A translation is one sentence or paragraph: this many pages of a book, printed, would take a minute.
+MOST = 200_000
 # Written in place of a fingerprint when a text arrives in a context that nobody has judged it in.
 MOVED = "moved"
 # Written for a section without code, where another section of the same context has some.
@@ -120,6 +125,9 @@ def _read(path: Path, text: str, lang: str, shown: str) -> tuple[Entry, ...]:
     for raw in parsed:
         line = msgstr_lines[bisect.bisect_left(msgstr_lines, raw.linenum)]
         entry = _from_polib(raw, shown, line)
+        if len(entry.msgstr) > MOST:
+            many = f"this msgstr has {len(entry.msgstr):,} characters, and a translation {MOST:,} at most"
+            raise SidelitError(many, path=shown, line=line, hint="shorten it, or leave it empty")
         if entry.key in found:
             raise SidelitError(
                 f"this entry repeats the one at line {found[entry.key]} (context {entry.context!r})",
@@ -154,7 +162,7 @@ def _check(lines: Sequence[str], shown: str) -> list[int]:
     unanswered = 0
     for number, line in enumerate((*lines, ""), 1):
         is_string = line.strip() and (not line.startswith("#") or line.startswith(("#~", "#|")))
-        match = _LINE.fullmatch(line) if is_string else None
+        match = _LINE.fullmatch(_ESCAPE.sub("x", line)) if is_string else None
         if is_string and not match:
             raise SidelitError("this line is not PO", path=shown, line=number, hint=_FIX)
         keyword = match["keyword"] if match and "|" not in line[:3] else None

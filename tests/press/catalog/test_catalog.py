@@ -522,6 +522,7 @@ ENTRY = 'msgctxt "module"\nmsgid "Layers"\nmsgstr "訳：Layers"\n'
 MALFORMED: dict[str, tuple[str, str, str]] = {
     "a conflict left in": (ENTRY, "<<<<<<< HEAD\n" + ENTRY, ":10: this line is not PO"),
     "a quote not closed": (ENTRY, ENTRY.replace('ers"\n', "ers\n", 1), ":11: this line is not PO"),
+    "more than a translation": ("訳：Layers", "訳" * 200_001, ":12: this msgstr has 200,001 characters"),
     "a quote not escaped": ("訳：Layers", '訳"Layers', ":12: this line is not PO"),
     "an escape that is none": ("訳：Layers", r"訳\Layers", ":12: this line is not PO"),
     "an entry without translation": (
