@@ -320,6 +320,8 @@ def test_a_configuration_that_is_not_there_is_called_as_it_was_given(tmp_path: P
         ("README.zh.md", "# 项目介绍\n", "own", ""),
         ("README.md", "> # Quoted\n\n# **Small** nets &amp; more\n", "Small nets & more", ""),
         ("README.md", "Nets\nin Python\n===\n", "Nets in Python", ""),
+        ("README.md", "\n#Nets: small\n\nIt.\n", "Nets: small", "It."),
+        ("README.rst", "=====\nNets\n=====\n\n.. image:: a.svg\n\nSmall `nets`_.\n", "Nets", "Small nets."),
         ("README.md", "# Package Dependencies\n\nIt is one.\n\n# Usage\n", "own", "It is one."),
         ("README.md", "# 1. Package dependencies\n", "own", ""),
         ("README.md", "# 项目介绍\n\n## 安装\n", "own", ""),
@@ -339,6 +341,26 @@ def test_the_title_is_the_first_heading_or_the_name(
 ) -> None:
     write(tmp_path, "own/net.py", text="X = 1\n")
     write(tmp_path, f"own/{name}", text=readme)
+    found = adopt.look(tmp_path / "own")
+    assert (found.title, found.tagline) == (title, tagline)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "title", "tagline"),
+    [
+        ("pyproject.toml", '[tool.poetry]\nname = "nets"\ndescription = "Small."\n', "nets", "Small."),
+        ("setup.cfg", "[metadata]\nname = nets\ndescription = Small.\n", "nets", "Small."),
+        ("setup.py", "import s\nx = 1\ns.setup(name='nets', description='Small.', v=x)\n", "nets", "Small."),
+        ("setup.py", "from s import setup\nNAME = 'x'\nsetup(NAME, name=NAME, **{})\n", "own", ""),
+        ("setup.py", "setup(\n", "own", ""),
+        ("setup.cfg", "[metadata\n", "own", ""),
+    ],
+)
+def test_a_distribution_says_its_name_in_any_of_three_files(
+    tmp_path: Path, name: str, text: str, title: str, tagline: str
+) -> None:
+    write(tmp_path, "own/net.py", text="X = 1\n")
+    write(tmp_path, f"own/{name}", text=text)
     found = adopt.look(tmp_path / "own")
     assert (found.title, found.tagline) == (title, tagline)
 

@@ -9,13 +9,15 @@ that is there already is never written over.
 
 from __future__ import annotations
 
+import ast
+import configparser
+import contextlib
 import glob
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 from markdown_it.token import Token
@@ -24,7 +26,7 @@ from sidelit.config import languages, origin
 from sidelit.config.toml import read_toml
 from sidelit.errors import SidelitError
 from sidelit.site import pictures
-from sidelit.source import source
+from sidelit.source import decoding, source, syntax
 from sidelit.text import markup
 
 # Folders that hold no modules of the project's own, whatever lies in them.
@@ -250,10 +252,33 @@ def _modules(folder: Path) -> Iterator[Path]:
         yield from _modules(each)
 
 
-def _project(folder: Path) -> dict[str, Any]:
+def _project(folder: Path) -> Mapping[str, object]:
+    """What the distribution says of itself: in `pyproject.toml`, else in `setup.cfg`, else in `setup.py`."""
     path = folder / "pyproject.toml"
-    said = read_toml(path, path.name).get("project", {}) if path.is_file() else {}
-    return said if isinstance(said, dict) else {}
+    said = read_toml(path, path.name) if path.is_file() else {}
+    tool = said.get("tool")
+    for table in (said.get("project"), tool.get("poetry") if isinstance(tool, dict) else None):
+        if isinstance(table, dict) and "name" in table:
+            return table
+    old = configparser.RawConfigParser()
+    with contextlib.suppress(configparser.Error, OSError, UnicodeDecodeError):
+        old.read(folder / "setup.cfg", "utf-8")
+        if old.has_option("metadata", "name"):
+            return dict(old["metadata"])
+    return _set_up(folder / "setup.py")
+
+
+def _set_up(path: Path) -> Mapping[str, object]:
+    """What `setup.py` gives to `setup` in so many words: nothing is run."""
+    try:
+        tree = syntax.tree(decoding.read_source(path, path.name)[0])
+    except (SidelitError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call)]
+    called = next((each for each in calls if ast.unparse(each.func).rpartition(".")[2] == "setup"), None)
+    given = {each.arg: each.value for each in called.keywords if each.arg} if called else {}
+    plain = {name: value.value for name, value in given.items() if isinstance(value, ast.Constant)}
+    return {name: value for name, value in plain.items() if isinstance(value, str)}
 
 
 def _tagline(folder: Path) -> str:
@@ -337,11 +362,17 @@ _UNSEEN = re.compile(r"\A---\n.*?\n---\n|<!--.*?-->", re.DOTALL)
 
 def _readme(folder: Path) -> Sequence[Token]:
     """The README, however its name is written; nothing if there is none, or it cannot be read."""
-    named = [path for path in folder.iterdir() if path.name.lower() in ("readme.md", "readme")]
-    found = max((path for path in named if path.is_file()), key=lambda path: path.suffix != "", default=None)
+    named = {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_file()}
+    found = next((named[name] for name in ("readme.md", "readme.rst", "readme") if name in named), None)
     try:
         text = found.read_text("utf-8", "replace").removeprefix("\ufeff") if found else ""
-        return markup.parse(_UNSEEN.sub("", text))
+        if found and found.suffix.lower() == ".rst":
+            # What reads reST takes long to import. What is wrong in a README is told to nobody.
+            from sidelit.text.docstrings import foreign
+
+            return foreign.tokens(text, None, "rest", foreign.Place(found.name, 1, lambda _: None))
+        # Some Markdown needs no blank behind the sign of a heading.
+        return markup.parse(re.sub(r"\A(\s*#+)(?=[^\s#])", r"\1 ", _UNSEEN.sub("", text)))
     except (OSError, SidelitError):
         return ()
 
