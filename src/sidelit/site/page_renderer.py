@@ -163,9 +163,9 @@ def view(
 def _lines(
     renderer: PageRenderer, lines: Sequence[tuple[int, str]], marked: Callable[[str], str]
 ) -> Iterator[CodeLine]:
-    page = (renderer.host or renderer.shown).text.item.output
+    page, words = (renderer.host or renderer.shown).text.item.output, renderer.language.words
     for number, html in renderer.build.names.lines(renderer.item.source, tuple(lines), page):
-        yield code_line(number, code.told(marked(html), renderer.language.words["line_of"]))
+        yield code_line(number, code.told(marked(html), words["line_of"], words["lines_more"]))
 
 
 def _imports(renderer: PageRenderer, piece: Piece) -> Imports | None:

@@ -209,20 +209,26 @@ def numbered(lines: tuple[Line, ...], shown: tuple[tuple[int, str], ...]) -> Ite
 
     A line whose text was shortened for the page, and so differs from the file's, is shown without colours.
     """
-    for number, text in shown:
+    few = shown if len(shown) <= HIGHEST else shown[:ROWS]
+    for number, text in few:
         line = lines[number - 1] if number <= len(lines) else Line("", "")
         yield number, line.html if line.text == text else printable(_beginning(text)) + _rest(text)
+    if len(few) < len(shown):
+        yield shown[ROWS][0], f'<span class="rest rows">{len(shown) - ROWS}</span>'
 
 
-# ## Lines of data
+# ## Data between the lines of code
 #
-# > A line may hold a whole file of data, which no browser shows in a minute: a page has its beginning.
+# > A line may hold a whole file of data, or a table a hundred thousand lines. No browser shows these in a
+# > minute, so a page has their beginnings.
 #
-# The words that say how long the line is are those of the page, which has a language.
+# The words that say how much is left out are those of the page, which has a language.
 
 
+# The characters of a line and the lines of a section that nobody has typed, and what is shown of them.
 LONGEST, SHOWN = 2_000, 500
-_REST = re.compile(r'<span class="rest">(\d+)</span>')
+HIGHEST, ROWS = 5_000, 200
+_REST = re.compile(r'(<span class="rest( rows)?">)(\d+)</span>')
 
 
 def _beginning(text: str) -> str:
@@ -234,10 +240,14 @@ def _rest(text: str) -> str:
     return "" if len(text) <= LONGEST else f'<span class="rest">{len(text)}</span>'
 
 
-def told(html: str, words: str) -> str:
-    """The HTML of a line, with `words` about its length where only its beginning is shown."""
-    said = escape(words, quote=False)
-    return _REST.sub(lambda it: f'<span class="rest">{said.format(n=f"{int(it[1]):,}")}</span>', html)
+def told(html: str, line: str, rows: str) -> str:
+    """The HTML of a line, with words where only a beginning is shown: of a `line`, or of many `rows`."""
+
+    def said(it: re.Match[str]) -> str:
+        words = escape(rows if it[2] else line, quote=False)
+        return f"{it[1]}{words.format(n=f'{int(it[3]):,}')}</span>"
+
+    return _REST.sub(said, html)
 
 
 def _shortened(tokens: Iterable[tuple[object, str]], lines: Sequence[str]) -> Iterator[tuple[object, str]]:

@@ -102,6 +102,16 @@ def test_of_a_line_of_data_the_beginning_is_shown_and_what_follows_keeps_its_col
     ]
 
 
+def test_of_a_table_of_data_the_first_lines_are_shown() -> None:
+    lines = code.highlighted("a,\n" * 5_001)
+    rows = tuple((number, "a,") for number in range(1, 5_002))
+    assert len(list(code.numbered(lines, rows[1:]))) == 5_000
+    *shown, rest = code.numbered(lines, rows)
+    assert shown == [(number, lines[0].html) for number in range(1, 201)]
+    assert rest == (201, '<span class="rest rows">4801</span>')
+    assert code.told(rest[1], "", "{n} > 1") == '<span class="rest rows">4,801 &gt; 1</span>'
+
+
 def test_control_characters_become_visible() -> None:
     assert code.printable("a\x00\x1b\x7f\x85<") == "a\u2400\u241b\u2421\\x85&lt;"
 
