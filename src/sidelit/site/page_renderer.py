@@ -163,9 +163,14 @@ def view(
 def _lines(
     renderer: PageRenderer, lines: Sequence[tuple[int, str]], marked: Callable[[str], str]
 ) -> Iterator[CodeLine]:
-    page, words = (renderer.host or renderer.shown).text.item.output, renderer.language.words
+    page = (renderer.host or renderer.shown).text.item.output
+
+    def rest(count: str, rows: bool) -> str:
+        language = renderer.language
+        return language.word("lines_more", n=count) if rows else language.word("line_of", n=count)
+
     for number, html in renderer.build.names.lines(renderer.item.source, tuple(lines), page):
-        yield code_line(number, code.told(marked(html), words["line_of"], words["lines_more"]))
+        yield code_line(number, code.told(marked(html), rest))
 
 
 def _imports(renderer: PageRenderer, piece: Piece) -> Imports | None:

@@ -240,12 +240,14 @@ def _rest(text: str) -> str:
     return "" if len(text) <= LONGEST else f'<span class="rest">{len(text)}</span>'
 
 
-def told(html: str, line: str, rows: str) -> str:
-    """The HTML of a line, with words where only a beginning is shown: of a `line`, or of many `rows`."""
+def told(html: str, words: Callable[[str, bool], str]) -> str:
+    """The HTML of a line, with words where only a beginning is shown.
+
+    :param words: says how many characters a line has, or how many more lines there are if the second is true.
+    """
 
     def said(it: re.Match[str]) -> str:
-        words = escape(rows if it[2] else line, quote=False)
-        return f"{it[1]}{words.format(n=f'{int(it[3]):,}')}</span>"
+        return f"{it[1]}{escape(words(f'{int(it[3]):,}', bool(it[2])), quote=False)}</span>"
 
     return _REST.sub(said, html)
 

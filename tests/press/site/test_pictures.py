@@ -78,7 +78,7 @@ def test_a_picture_may_lie_in_a_folder_that_is_named(tmp_path: Path, place: str)
     told = (tmp_path / "site/sidelit.toml").read_text("utf-8")
     assert ('pictures = ["docs"]\n' in told) == place.startswith("docs")
     assert sidelit("build", cwd=tmp_path).stderr == ""
-    for page in ("__init__", "style"):
+    for page in ("index", "style"):
         html = (tmp_path / f"build/site/nets/gan/{page}.html").read_text("utf-8")
         assert f'<img src="../../assets/pictures/{place}" alt="it" width="20"' in html
 

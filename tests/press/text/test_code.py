@@ -109,7 +109,10 @@ def test_of_a_table_of_data_the_first_lines_are_shown() -> None:
     *shown, rest = code.numbered(lines, rows)
     assert shown == [(number, lines[0].html) for number in range(1, 201)]
     assert rest == (201, '<span class="rest rows">4801</span>')
-    assert code.told(rest[1], "", "{n} > 1") == '<span class="rest rows">4,801 &gt; 1</span>'
+    assert (
+        code.told(rest[1], lambda count, rows: f"{count} > {rows:d}")
+        == '<span class="rest rows">4,801 &gt; 1</span>'
+    )
 
 
 def test_control_characters_become_visible() -> None:
