@@ -195,7 +195,7 @@ def test_the_press_prints_itself(tmp_path: Path) -> None:
 
     done = sidelit("print", Path(press.__file__).parent, "--out", "out", cwd=tmp_path)
     pages = [name for name in tree(tmp_path / "out") if name.endswith(".html")]
-    assert {"site/site.html", "source/source.html", "cli.html"} <= set(pages)
+    assert {"site/site.html", "source/source.html", "cli/options.html"} <= set(pages)
     assert "KaTeX refuses" not in done.stderr
 
 
