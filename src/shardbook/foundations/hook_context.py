@@ -276,7 +276,7 @@ def not_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:
 def is_freed(tensor: Tensor) -> bool:
     """Whether a tensor's memory has been freed while the tensor still exists."""
     kind = type(tensor)
-    if kind not in (Tensor, nn.Parameter) and not hasattr(kind, "may_be_freed"):
+    if kind not in (Tensor, nn.Parameter) and not getattr(kind, "may_be_freed", False):
         return False
     with as_plain():
         return (

@@ -137,8 +137,8 @@ class Layout:
         >>> plan(nn.Linear(3, 5).named_parameters(), world_size=1)[0].gaps
         ((15, 16), (21, 32))
         """
-        starts = [0, *(slot.offset + slot.numel for slot in self.slots)]
-        stops = [*(slot.offset for slot in self.slots), self.padded]
+        starts = [slot.offset + slot.numel for slot in self.slots]
+        stops = [*(slot.offset for slot in self.slots[1:]), self.padded]
         return tuple(gap for gap in zip(starts, stops, strict=True) if gap[0] < gap[1])
 
     def piece(self, slot: Slot, rank: int) -> tuple[int, int]:

@@ -150,7 +150,7 @@ def test_the_gradients_of_a_frozen_unit_are_not_sent() -> None:
 
 def without_gradients() -> None:
     """Under `no_grad` nothing is refused, and a change between forward and backward acts as in PyTorch."""
-    from shardbook import clip_grad_norm_, shard
+    from shardbook import clip_grad_norm_, clip_grad_value_, shard
 
     for stage in STAGES:
         plain, model = chain(), chain()
@@ -185,6 +185,10 @@ def without_gradients() -> None:
             each(torch.ones(1, 2)).sum().backward()
         norm = torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.1)
         torch.testing.assert_close(clip_grad_norm_(layer, 0.1).float(), norm)
+        # Every rank limits what it has whole, or they would step apart.
+        torch.nn.utils.clip_grad_value_(twin.parameters(), 1e-3)
+        clip_grad_value_(layer, 1e-3)
+        assert_same_gradients(layer, twin)
 
 
 @pytest.mark.full
