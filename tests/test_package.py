@@ -212,7 +212,7 @@ def test_a_stranger_prints_a_repository_with_it(press: Path, tmp_path: Path) -> 
     assert told.stderr == ""
     site = tmp_path / "rings" / "build" / "site"
     pages = {path.relative_to(site).as_posix(): path.read_text("utf-8") for path in site.rglob("*.html")}
-    assert {"index.html", "rings/__init__.html", "rings/deep/numbers.html"} <= set(pages)
+    assert {"index.html", "rings/index.html", "rings/deep/numbers.html"} <= set(pages)
     for path in site.rglob("*"):
         assert path.is_dir() or b"shardbook" not in path.read_bytes().lower(), path
     for name, text in pages.items():
