@@ -1,8 +1,8 @@
 """Whether the search finds what people ask for: the right page among the first three results.
 
-    python tools/questions.py                           # asks the sources, and names what is missed
-    python tools/questions.py --site build/site         # asks a built site
-    python tools/questions.py QUESTIONS                 # other questions
+    python tools/questions.py                    # asks build/site, and names what is missed
+    python tools/questions.py --site FOLDER      # asks another built site
+    python tools/questions.py QUESTIONS          # other questions
 
 A file of questions is TOML: rows `[[questions]]` with a `language`, a `text`, and the `pages` that answer it.
 """
@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sidelit.config import config
-from sidelit.site import site
 from sidelit.site.search import ask
 
 if sys.version_info >= (3, 11):
@@ -63,16 +61,11 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("questions", type=Path, nargs="?", default=QUESTIONS)
-    parser.add_argument("--site", type=Path, metavar="FOLDER")
+    parser.add_argument("--site", type=Path, metavar="FOLDER", default=ROOT / "build" / "site")
     given = parser.parse_args()
-    made = config.load(ROOT / "site" / "sidelit.toml")
     low = False
     for language, asked in read(given.questions).items():
-        if given.site:
-            index = ask.opened(given.site, language)
-        else:
-            index = ask.Index(site.searchable(made, language), language)
-        wrong = missed(index, asked)
+        wrong = missed(ask.opened(given.site, language), asked)
         for question, first in wrong.items():
             print(f"{language}: {question.text}")
             print(f"    wanted {', '.join(question.pages)}\n    found  {', '.join(first)}")

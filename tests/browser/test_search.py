@@ -17,7 +17,7 @@ from browser.serving import serve
 from built import CONFIG, FRAMES
 from press.project import SAMPLE, sidelit, translate
 from sidelit.site.search import index as searching
-from sidelit.site.search.ask import Index, opened
+from sidelit.site.search.ask import opened
 
 DEQUE = "A bounded deque drops items at its other end, which is all a ring has to do."
 RESULTS = "dialog.search li a"
@@ -197,9 +197,7 @@ def test_what_people_ask_is_among_the_first_results(site: Path, lang: str) -> No
 @pytest.mark.parametrize("lang", CONFIG.languages)
 def test_the_book_answers(site: Path, lang: str) -> None:
     """The questions that the book was asked first, by the ids of the sections that answer them."""
-    place = site / searching.folder(lang)
-    files = {f"{searching.folder(lang)}{path.name}": path.read_bytes() for path in place.iterdir()}
-    found = Index(files, lang)
+    place, found = site / searching.folder(lang), opened(site, lang)
     every = {"Unit.gather": "unit.html#Unit.gather", "reduce_scatter": "collectives.html#reduce_scatter_mean"}
     own = {
         "en": {
@@ -213,4 +211,4 @@ def test_the_book_answers(site: Path, lang: str) -> None:
         assert found.ask(query)[0].address == address, query
         # The names and the words of a first question, as a host sends them; the excerpts come one by one.
         parts = ("core.js", *found.parts(query))
-        assert sum(len(gzip.compress(files[searching.folder(lang) + name])) for name in parts) < 120_000
+        assert sum(len(gzip.compress((place / name).read_bytes())) for name in parts) < 120_000

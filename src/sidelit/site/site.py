@@ -200,14 +200,6 @@ def _orders(build: BuildContext, written: Sequence[content.Text]) -> list[list[m
     return list(found.values())
 
 
-def searchable(config: Config, lang: str) -> dict[str, bytes]:
-    """The index of the search in one language, without a page of the site."""
-    written = texts(config)
-    shown = edition.edition(config, written, shelf(config, written), lang)
-    terms, works = _data(config)
-    return search.files(search.Material(config, {lang: shown}, terms, works, synonyms.of_site(config)))
-
-
 def mistakes(config: Config, written: Sequence[content.Text]) -> Iterator[SidelitError]:
     """What the pages ask of each other and is not there, as far as no language is needed to see it."""
     named = book(config, written)

@@ -69,7 +69,7 @@ def english(files: dict[str, bytes]) -> Index:
 
 
 def index(files: dict[str, bytes], lang: str) -> Index:
-    return Index({name: text for name, text in files.items() if name.startswith(folder(lang))}, lang)
+    return Index(files.__getitem__, lang)
 
 
 def tokenizer(*langs: str) -> Tokenizer:
@@ -254,12 +254,11 @@ def test_the_page_cuts_a_query_as_the_press_cuts_a_text(english: Index) -> None:
 
 def test_a_query_loads_only_what_it_needs(files: dict[str, bytes]) -> None:
     """In a site with more words than one file holds."""
-    core = {name: text for name, text in files.items() if name == folder("en") + "core.js"}
-    text = core[folder("en") + "core.js"].decode()
+    core = folder("en") + "core.js"
+    text = files[core].decode()
     starts = text[text.index('"starts":') :].partition("]")[0]
-    asked = Index(
-        {folder("en") + "core.js": text.replace(starts, '"starts":["0","g","n","x"').encode()}, "en"
-    )
+    other = files | {core: text.replace(starts, '"starts":["0","g","n","x"').encode()}
+    asked = Index(other.__getitem__, "en")
     assert asked.parts("bound") == ("words-0.js",)
     assert asked.parts("n") == ("words-2.js",)
     assert asked.parts("bound zoom") == ("words-0.js", "words-3.js")

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sidelit.errors import SidelitError
-from sidelit.files import assets
 from sidelit.site.search.index import FOLDER, folder
 
 _SCRIPT = "search-rank.js"
@@ -46,25 +45,22 @@ class Answer:
 
 
 class Index:
-    """The index of one language, read from the files of a site."""
+    """The index of one language; `read` gives the files of a built site by their names."""
 
-    def __init__(self, files: Mapping[str, bytes], lang: str) -> None:
-        self._files = files
+    def __init__(self, read: Callable[[str], bytes], lang: str) -> None:
+        self._read = read
         self._folder = folder(lang)
         # The import of quickjs starts a thread, and a process that has two can share no work.
         import quickjs
 
         self._engine = quickjs.Context()
-        script = files.get(f"assets/{_SCRIPT}")
-        if script is None:
-            script = assets.read_asset(assets.templates_folder() / "assets" / _SCRIPT)
-        self._engine.eval(script.decode() + _DOOR)
+        self._engine.eval(read(f"assets/{_SCRIPT}").decode() + _DOOR)
         self._loaded: set[str] = set()
         self._load("core.js")
 
     def _load(self, name: str) -> None:
         if name not in self._loaded:
-            self._engine.eval(self._files[self._folder + name].decode())
+            self._engine.eval(self._read(self._folder + name).decode())
             self._loaded.add(name)
 
     def _call(self, name: str, *given: object) -> Any:
@@ -96,25 +92,6 @@ class Index:
         )
 
 
-class _Site(Mapping[str, bytes]):
-    """The files of a built site, each read when somebody asks for it."""
-
-    def __init__(self, site: Path) -> None:
-        self._site = site
-
-    def __getitem__(self, name: str) -> bytes:
-        path = self._site / name
-        if not path.is_file():
-            raise KeyError(name)
-        return path.read_bytes()
-
-    def __iter__(self) -> Iterator[str]:
-        return (path.relative_to(self._site).as_posix() for path in self._site.rglob("*") if path.is_file())
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
 def opened(site: Path, lang: str | None, first: str | None = None) -> Index:
     """The index of a site that was built into this folder.
 
@@ -135,7 +112,7 @@ def opened(site: Path, lang: str | None, first: str | None = None) -> Index:
     if lang not in langs:
         raise SidelitError(f"{lang!r} is not a language of this site", hint=f"it has {', '.join(langs)}")
     try:
-        return Index(_Site(site), lang)
+        return Index(lambda name: (site / name).read_bytes(), lang)
     except quickjs.JSException as error:
         what = f"the index of this site cannot be read: {error}"
         raise SidelitError(what, path=site / folder(lang), hint="build the site again") from None

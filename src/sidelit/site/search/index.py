@@ -62,13 +62,6 @@ class Material:
     synonyms: tuple[synonyms.Row, ...] = ()
 
 
-def files(made_of: Material) -> dict[str, bytes]:
-    """The index of every language, by path."""
-    made: dict[str, bytes] = {}
-    write(made_of, made.__setitem__)
-    return made
-
-
 def write(made_of: Material, put: Callable[[str, bytes], None]) -> tuple[str, ...]:
     """Hand out the files of the index of every language, each as soon as it is made; returns their paths.
 
