@@ -354,14 +354,17 @@ const searching = (() => {
     // Words are not cut where there are gaps between them.
     let from = Math.max(0, first - 50);
     if (from) from += /^\S{0,24}\s|/.exec(text.slice(from, first))[0].length;
-    const until = from + text.slice(from, from + 180).replace(text[from + 180] ? /\s\S{0,24}$/ : "", "").length;
+    let end = from + text.slice(from, from + 180).replace(text[from + 180] ? /\s\S{0,24}$/ : "", "").length;
+    // A sign that takes two places stays whole: the codes of second halves begin with these bits.
+    from -= text.charCodeAt(from) >> 10 === 55;
+    end -= text.charCodeAt(end) >> 10 === 55;
     const parts = [[from ? "… " : ""]];
-    for (const hit of [...all, { from: until, to: until }]) {
-      if (hit.from < from || hit.to > until) continue;
+    for (const hit of [...all, { from: end, to: end }]) {
+      if (hit.from < from || hit.to > end) continue;
       parts.push([text.slice(from, hit.from)], [text.slice(hit.from, hit.to), true]);
       from = hit.to;
     }
-    return { parts: [...parts, [text[until] ? " …" : ""]].filter(([part]) => part), line, lang };
+    return { parts: [...parts, [text[end] ? " …" : ""]].filter(([part]) => part), line, lang };
   };
 
   return { words, texts, core, needs, cut, rank, excerpt };

@@ -174,6 +174,24 @@ def test_a_file_is_left_out_whatever_its_name_is(tmp_path: Path) -> None:
     assert [chapter.source for chapter in made.chapters] == ["[x].py", "nets/__init__.py", "nets/y.py"]
 
 
+def test_where_nothing_can_be_read_there_is_no_part(tmp_path: Path) -> None:
+    write(tmp_path, "nets/__init__.py", "nets/good/a.py", "fine.py")
+    write(tmp_path, "nets/old/x.py", "loose.py", text="print 'two'\n")
+    sidelit("init", cwd=tmp_path)
+    text = (tmp_path / "site/sidelit.toml").read_text("utf-8")
+    assert re.findall("(?m)^chapters = .*", text) == [
+        'chapters = ["fine.py"]',
+        'chapters = ["*.py"]',
+        'chapters = ["**/*.py"]',
+    ]
+    sidelit("build", cwd=tmp_path)
+    (tmp_path / "nets/__init__.py").unlink()
+    other = tmp_path / "other"
+    write(other, "x.py", text="print 'two'\n")
+    assert "x.py:1: not valid Python" in sidelit("init", cwd=other, code=1).stderr
+    assert not (other / "site").exists()
+
+
 def test_another_folder_and_loose_modules(tmp_path: Path) -> None:
     write(
         tmp_path, "tool/tool.py", "tool/setup.py", text='"""環状のバッファです。古い値から順に捨てます。"""\n'

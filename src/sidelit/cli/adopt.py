@@ -14,7 +14,7 @@ import configparser
 import contextlib
 import glob
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -139,16 +139,14 @@ def look(folder: Path) -> Found:
     root = "src" if any(_modules(folder / "src")) else ""
     base = folder / root if root else folder
     packages = [each for each in _folders(base) if any(_modules(each))]
-    inside = [part for package in packages for part in _package(package, base, root)]
     loose = [path.name for path in _python(base) if path.name not in _TOOLS]
     title = _title(folder)
-    parts = ([Part(title, root or ".", tuple(map(glob.escape, loose)))] if loose else []) + inside
     paths = [path for path in _modules(base) if path.parent != base or path.name in loose]
     if not paths:
         raise SidelitError(
             "there is no Python in this folder or in a package of it", path=folder, hint="name another folder"
         )
-    bad: list[SidelitError] = []
+    bad: dict[Path, SidelitError] = {}
     words: list[str] = []
     wanted: list[tuple[Path, str]] = []
     for path in paths:
@@ -158,7 +156,12 @@ def look(folder: Path) -> Found:
             wanted += [(path.parent, target) for each in said for target in _targets(each)]
             words += said
         except SidelitError as error:
-            bad.append(error)
+            bad[path] = error
+    loose = [name for name in loose if base / name not in bad]
+    parts = [Part(title, root or ".", tuple(map(glob.escape, loose)))] if loose else []
+    parts += [part for package in packages for part in _package(package, base, root, bad)]
+    if not parts:
+        raise next(iter(bad.values()))
     return Found(
         title,
         _tagline(folder),
@@ -167,7 +170,7 @@ def look(folder: Path) -> Found:
         parts=tuple(parts),
         packages=any(path.stem == "__init__" for path in paths),
         files=len(paths),
-        left_out=tuple(bad),
+        left_out=tuple(bad.values()),
         pictures=tuple(_pictures(folder, wanted)),
     )
 
@@ -200,10 +203,11 @@ def _lies(project: Path, folder: Path, target: str, *named: str) -> bool:
         return False
 
 
-def _package(package: Path, base: Path, root: str) -> Iterator[Part]:
-    """One part for what lies in a package itself, and one for each of its subfolders, whole."""
+def _package(package: Path, base: Path, root: str, bad: Collection[Path]) -> Iterator[Part]:
+    """One part for what lies in a package itself, and one for each of its subfolders, without `bad` files."""
     for folder, pattern in ((package, "*.py"), *((each, "**/*.py") for each in _folders(package))):
-        if any(_is_kept(path.relative_to(folder)) for path in folder.glob(pattern)):
+        paths = {path for path in folder.glob(pattern) if _is_kept(path.relative_to(folder))}
+        if paths - {*bad}:
             place = folder.relative_to(base).as_posix()
             without = (
                 [f"!{glob.escape(path)}/**/*.py" for path in _passed_over(folder)]
@@ -211,11 +215,11 @@ def _package(package: Path, base: Path, root: str) -> Iterator[Part]:
                 else []
             )
             found = folder.glob(pattern.replace("*.py", _OF_TESTS))
-            without += sorted(f"!{_escaped(path, folder)}" for path in found)
+            without += sorted(f"!{_escaped(path, folder)}" for path in (*found, *paths & {*bad}))
             yield Part(place.replace("/", "."), f"{root}/{place}" if root else place, (pattern, *without))
 
 
-def _escaped(path: Path, folder: str | Path) -> str:
+def _escaped(path: Path, folder: Path) -> str:
     """A pattern that matches this file alone, below a folder."""
     return glob.escape(path.relative_to(folder).as_posix())
 
@@ -429,9 +433,7 @@ def _configuration(found: Found, spoken: Sequence[str]) -> str:
         lines += ["", "# No page for these files, which the press cannot read:"]
         lines += [f"# {_printable(str(reason))}" for reason in found.left_out]
     for part in found.parts:
-        bad = [path for path in map(_path, found.left_out) if path.is_relative_to(part.folder)]
-        absent = [f"!{_escaped(path, part.folder)}" for path in bad]
-        patterns = ", ".join(map(_quoted, (*part.patterns, *absent)))
+        patterns = ", ".join(map(_quoted, part.patterns))
         lines += ["", "[[parts]]", f"label = {_quoted(part.label)}", f"folder = {_quoted(part.folder)}"]
         lines += [f"chapters = [{patterns}]"]
     lines += [
@@ -444,10 +446,6 @@ def _configuration(found: Found, spoken: Sequence[str]) -> str:
         '# code-without-words = "error"    # or "warning", or "off"',
     ]
     return "\n".join(lines) + "\n"
-
-
-def _path(reason: SidelitError) -> Path:
-    return Path(reason.path or "")
 
 
 def _home(found: Found) -> str:

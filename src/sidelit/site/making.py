@@ -77,8 +77,12 @@ def inputs(build: BuildContext, graph: Graph) -> str:
     graph.input("cited", cited)
     shared = [getattr(build, each.name) for each in fields(build) if not each.metadata.get(NOTED)]
     there = [(each.source, each.name, each.output) for each in index.targets.values()]
+    # What is on no page of its own, such as the words of a figure, may borrow a translation from any page.
+    pages = {text.item.name for text in texts.values()}
+    catalogs = build.shelf.catalogs.items() if build.shelf else ()
+    words = [(name, lang, book.digest) for (name, lang), book in catalogs if name not in pages]
     templates = store.of_folder(assets.templates_folder())
-    return store.digest(templates, shared, there, list(build.leads), index.works, _data(build))
+    return store.digest(templates, shared, there, list(build.leads), index.works, words, _data(build))
 
 
 def _data(build: BuildContext) -> tuple[str, str]:

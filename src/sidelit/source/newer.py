@@ -158,7 +158,7 @@ def _field(text: str, start: int, fields: list[tuple[int, int]]) -> int:
     """Read a field that was opened before a place; returns where it is closed."""
     at, depth = start, 0
     while at < len(text):
-        if (opening := _OPENING.match(text, at)) and (opening[2] or opening[0]):
+        if _OPENING.match(text, at):
             at = next(_strings(text, at)).end
             continue
         char = text[at]

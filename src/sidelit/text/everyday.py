@@ -117,7 +117,7 @@ _VOID = {"br", "hr", "img"}
 _NAMES = _WORDS.keys() | _SILENT | _VOID | {"a"}
 
 _ATTRIBUTE = r"""\s+([a-zA-Z_:][\w:.-]*)(?:\s*=\s*("[^"<>]*"|'[^'<>]*'|[^\s"'=<>`]+))?"""
-_TAG = re.compile(rf"<(?P<end>/?)(?P<name>[a-zA-Z][a-zA-Z0-9]*)(?P<attributes>(?:{_ATTRIBUTE})*)\s*/?>")
+_TAG = re.compile(rf"<(?P<end>/?)(?P<name>[a-zA-Z][a-zA-Z0-9]*)(?:{_ATTRIBUTE})*\s*/?>")
 _COMMENT = re.compile(r"<!--(?!-?>).*?-->", re.DOTALL)
 # A tag that is longer says too much.
 _LONGEST = 2_000
@@ -126,7 +126,7 @@ _LONGEST = 2_000
 def _tag(state: StateInline, silent: bool) -> bool:
     if not state.src.startswith("<", state.pos):
         return False
-    found = _TAG.match(state.src, state.pos, min(len(state.src), state.pos + _LONGEST))
+    found = _TAG.match(state.src, state.pos, state.pos + _LONGEST)
     if found and found["name"].lower() not in _NAMES:
         return False
     end = found.end() if found else _end_of_comment(state)
@@ -145,7 +145,8 @@ def _end_of_comment(state: StateInline) -> int:
     end = state.src.find("-->", state.pos + 4)
     if end < 0:
         state.env["uncommented"] = state.src
-    return end + 3 if end >= 0 else -1
+        return -1
+    return end + 3
 
 
 def _tag_lines(state: StateBlock, start: int, end: int, silent: bool) -> bool:
@@ -193,7 +194,7 @@ def _pair(state: StateInline) -> None:
         if found is None:
             _leave_out(token)
         elif (name := found["name"].lower()) in _VOID:
-            _void(token, name, found["attributes"], state)
+            _void(token, name, state)
         elif not found["end"]:
             opened.append((name, token))
             # An address in a link is the words of that link.
@@ -244,7 +245,7 @@ def _close(
             _typed(opening, token)
 
 
-def _void(token: Token, name: str, attributes: str, state: StateInline) -> None:
+def _void(token: Token, name: str, state: StateInline) -> None:
     """What has no end: a line break, or a picture."""
     if name != "img":
         token.type, token.tag, token.content = "hardbreak", "br", ""

@@ -227,12 +227,11 @@ def configured(*, directives: bool = False) -> MarkdownIt:
     # Inline footnotes (`^[…]`) would be two units of translation in one; only `[^label]` is offered.
     md.use(footnote_plugin, inline=False).use(admon_plugin).use(fieldlist_plugin)
     md.use(plugin)
-    interrupts: RuleOptionsType = {"alt": ["paragraph", "reference", "blockquote", "list"]}
-    md.block.ruler.before("blockquote", "doctest", _doctest, interrupts)
+    md.block.ruler.before("blockquote", "doctest", _doctest, _INTERRUPTS)
     if directives:
-        md.block.ruler.before("blockquote", "directive", directive, interrupts)
+        md.block.ruler.before("blockquote", "directive", directive, _INTERRUPTS)
     else:
-        md.block.ruler.before("blockquote", "anchor", _anchors, interrupts)
+        md.block.ruler.before("blockquote", "anchor", _anchors, _INTERRUPTS)
         md.inline.ruler.before("autolink", "anchor", _anchor)
     # A name for a place is found before the tag that it stands in.
     md.use(everyday.plugin)

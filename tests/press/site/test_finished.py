@@ -134,6 +134,11 @@ EDITS: dict[str, Change] = {
     "a translation": lambda project: translate(
         project / f"{JA}/ring.po", {"How many items it keeps.".lower().replace(".", "") + ".": "数。"}
     ),
+    "words of a figure": added(WINDOW, '\n\ndef two() -> None:\n    """Two bars, one for each size."""\n'),
+    "their translation elsewhere": lambda project: (
+        sidelit("sync", cwd=project),
+        translate(project / f"{JA}/tools/window.po", {"Two bars, one for each size.": "二本の棒。"}),
+    ),
     "a translated title": lambda project: translate(project / f"{JA}/ring.po", {"A ring": "環"}),
     "prose": changed(READING, "Words on the left, code on the right.", "Words here, code there."),
     "a picture": changed("site/pages/pictures/columns.svg", "<svg", "<!-- more --><svg"),

@@ -203,6 +203,16 @@ def test_an_excerpt_marks_what_was_asked_for(english: Index) -> None:
     assert marked(answer) == ["maxlen"]
 
 
+def test_an_excerpt_cuts_no_sign_in_two(sample: Path) -> None:
+    """Each of these takes two places of a script's string."""
+    words = "😀" * 60 + "x" + "目标甲乙" + "😀" * 100
+    (sample / "src/sample/odd.py").write_text(f'"""# Odd\n\n> {words}\n"""\n', encoding="utf-8")
+    edit(sample / "site/sidelit.toml", "chapters = [", 'chapters = [\n    { source = "odd.py" },')
+    sidelit("build", cwd=sample)
+    assert "目标" in sidelit("search", "目标", cwd=sample).stdout
+    assert "目标" in sidelit("search", "x目标", cwd=sample).stdout
+
+
 def test_a_translation_is_found_by_its_own_words_and_by_the_names(files: dict[str, bytes]) -> None:
     japanese = index(files, "ja")
     (answer, *_) = japanese.ask("両端キュー")
