@@ -13,7 +13,7 @@ from sidelit.site.search.places import Place
 from sidelit.source.source import Imported, parse
 
 RECORDS = [
-    Definition("ring.py", 3, "class", "Ring"),
+    Definition("ring.py", "class", "Ring", 3),
     Imported("collections", 1),
     SectionUnits("Ring", ("It keeps.", "It drops."), "0a"),
     SectionUnits("Ring", ()),

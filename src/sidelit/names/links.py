@@ -9,7 +9,7 @@ import ast
 import gc
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sidelit.cache.records import quick
 from sidelit.names import kinds, scopes
@@ -171,17 +171,21 @@ _ASKED: dict[type, Callable[..., Known | None]] = {
 @quick
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """Where a name is defined.
+    """Where a name is defined. Its line is not part of it: words above it move it, and it stays what it is.
 
-    :param path: the file; the line 0 stands for the whole file.
     :param kind: `class`, `function`, `variable`, `parameter`, or `module`.
-    :param qualname: the dotted name in its module.
+    :param qualname: the dotted name in its module; empty for the whole file.
+    :param number: which of the bindings of the name in the file it is.
     """
 
     path: str
-    line: int
     kind: str
     qualname: str
+    number: int = 0
+
+    def line(self, bound: Lines) -> int:
+        """The line on which the name is bound, 0 for the whole file."""
+        return bound[self.qualname.rpartition(".")[2]][self.number] if self.qualname else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +200,16 @@ class Link:
 
 
 Links = Mapping[int, tuple[Link, ...]]
+# The lines on which each name of a file is bound, in the order of the numbers of its bindings.
+Lines = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was found in a file: its links, by line, and the lines on which it binds each name."""
+
+    links: Links = field(default_factory=dict)
+    lines: Lines = field(default_factory=dict)
 
 
 # How much text stays outlined before all of it is put away, in characters.
@@ -236,15 +250,22 @@ class Names:
 
     def links(self, path: str) -> Links:
         """The links of a file, by line."""
+        return self.of(path).links
+
+    def of(self, path: str) -> Found:
+        """The links of a file, and what others need to find the line of a name of it."""
         if self.shelf.size > self._most:
             self._put_away()
         if path not in self._modules:
-            return {}
+            return Found()
         found: dict[int, dict[int, Link]] = {}
         with self.shelf.whole(self._modules[path]) as file:
-            for line, link in self._all(file) if file else ():
+            if file is None:
+                return Found()
+            for line, link in self._all(file):
                 found.setdefault(line, {})[link.start] = link
-        return {line: tuple(links[start] for start in sorted(links)) for line, links in sorted(found.items())}
+        links = {line: tuple(row[start] for start in sorted(row)) for line, row in sorted(found.items())}
+        return Found(links, file.survey.lines)
 
     def _all(self, file: File) -> Iterator[tuple[int, Link]]:
         for node, scope in file.survey.uses:
@@ -293,7 +314,7 @@ class Names:
         to = self._target(meaning)
         if to is None:
             return
-        if isinstance(to, Definition) and (to.path, to.line) == (file.path, line):
+        if isinstance(meaning, Binding) and (meaning.scope.module, meaning.line) == (file.module, line):
             return
         row = file.lines[line - 1]
         start = _characters(row, column)
@@ -304,12 +325,11 @@ class Names:
     def _target(self, meaning: Meaning | None) -> Definition | str | None:
         if isinstance(meaning, str):
             if meaning in self.shelf:
-                return Definition(self.paths[meaning], 0, "module", "")
+                return Definition(self.paths[meaning], "module", "")
             return None if self.library.inside(meaning) else meaning
         if meaning is None or meaning.kind == "import" or _is_receiver(meaning):
             return None
-        path = self.paths[meaning.scope.module]
-        return Definition(path, meaning.line, meaning.kind, meaning.qualname)
+        return Definition(self.paths[meaning.scope.module], meaning.kind, meaning.qualname, meaning.number)
 
 
 def _is_receiver(meaning: Binding) -> bool:

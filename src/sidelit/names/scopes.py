@@ -49,6 +49,7 @@ class Binding:
     :param column: where the name starts, in bytes; of a definition, its keyword.
     :param lines: the block in which a loop or a `with` binds it, and `None` for other bindings.
     :param target: what an import names: `package.module`, or `package.module:name`.
+    :param number: which of the bindings of its name in the file it is.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Binding:
     annotation: ast.expr | None = None
     lines: range | None = None
     target: str = ""
+    number: int = 0
 
     @property
     def qualname(self) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 
 from sidelit.names.scopes import (
     LOST,
@@ -41,11 +42,13 @@ class Survey:
 
     :param uses: each name and attribute with the scope it is read in.
     :param imports: each statement that imports, with its scope.
+    :param lines: the lines on which each name is bound, in the order of the numbers of its bindings.
     """
 
     top: Scope
     uses: list[tuple[ast.Name | ast.Attribute, Scope]] = field(default_factory=list)
     imports: list[tuple[Import, Scope]] = field(default_factory=list)
+    lines: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def survey(tree: ast.Module, module: str, package: bool) -> Survey:
@@ -56,7 +59,23 @@ def survey(tree: ast.Module, module: str, package: bool) -> Survey:
     """
     walk = _Walk(Survey(Scope("module", tree, module)), module if package else module.rpartition(".")[0])
     walk.many(tree.body, walk.found.top)
+    walk.found.lines = _numbered(walk.found.top)
     return walk.found
+
+
+def _numbered(top: Scope) -> dict[str, tuple[int, ...]]:
+    """Number the bindings of each name; returns their lines.
+
+    The numbers follow from the code alone, so they stay what they are when words move it to other lines.
+    """
+    lines: dict[str, list[int]] = {}
+    for scope in (top, *top.inner.values()):
+        for name, found in chain(scope.bindings.items(), scope.attributes.items()):
+            known = lines.setdefault(name, [])
+            for each in found:
+                each.number = len(known)
+                known.append(each.line)
+    return {name: tuple(known) for name, known in lines.items()}
 
 
 class _Walk:

@@ -20,7 +20,7 @@ from sidelit.config.chapters import Chapter
 from sidelit.config.config import Config
 from sidelit.names import library
 from sidelit.names.library import Written
-from sidelit.names.links import Definition, Links, Names
+from sidelit.names.links import Definition, Found, Lines, Links, Names
 from sidelit.site.content import Text
 from sidelit.site.links import fragment
 from sidelit.source.summary import Module, reached
@@ -55,41 +55,50 @@ class Linked:
 
     :param links: finds the links of a source.
     :param outlines: what stands for them.
+    :param lines: where each source binds its names.
     """
 
     links: Callable[[str], Links]
     outlines: Mapping[str, Outline]
+    lines: Mapping[str, Lines]
 
 
 def linked(folder: Path, texts: Sequence[Text], jobs: int | None) -> Linked:
     """Find out what the names in chapters mean; `folder` is the one that their paths start from."""
     chapters = {text.item.source: text for text in texts if isinstance(text.item, Chapter)}
     keys = _keys(list(chapters.values()))
-    outlines: dict[str, Outline] = {}
-    missing = []
-    for source, text in chapters.items():
-        if text.graph.knows("links", keys[source]) and text.graph.knows("outlines", keys[source]):
-            outlines[source] = text.graph.of("outlines", keys[source], Outline)
-        else:
-            missing.append(source)
-    made: dict[str, Links] = {}
     names = Names(
         written(folder, (each.item for each in chapters.values() if isinstance(each.item, Chapter)))
     )
+    missing = [
+        source
+        for source, text in chapters.items()
+        if not (
+            text.graph.knows("links", keys[source])
+            and text.graph.knows("outlines", keys[source])
+            and text.graph.knows("lines", text.digest)
+        )
+    ]
+    made: dict[str, Found] = {}
     if missing:
         with names:
-            made |= zip(missing, workers.shared(names.links, missing, jobs), strict=True)
-    for source, links in made.items():
-        chapters[source].graph.of("links", keys[source], partial(dict, links))
-        outlines[source] = chapters[source].graph.of("outlines", keys[source], partial(_outline, links))
+            made |= zip(missing, workers.shared(names.of, missing, jobs), strict=True)
+    outlines: dict[str, Outline] = {}
+    lines: dict[str, Lines] = {}
+    for source, text in chapters.items():
+        found = made.get(source, Found())
+        if source in made:
+            text.graph.of("links", keys[source], partial(dict, found.links))
+        outlines[source] = text.graph.of("outlines", keys[source], partial(_outline, found.links))
+        lines[source] = text.graph.of("lines", text.digest, partial(dict, found.lines))
 
     @lru_cache(maxsize=AT_HAND)
     def read(source: str) -> Links:
         if source in made or source not in chapters:
-            return made.get(source, {})
+            return made.get(source, Found()).links
         return chapters[source].graph.of("links", keys[source], lambda: names.links(source))
 
-    return Linked(read, outlines)
+    return Linked(read, outlines, lines)
 
 
 def _keys(chapters: Sequence[Text]) -> dict[str, tuple[str, ...] | str]:
@@ -180,12 +189,14 @@ class Identifiers:
     :param links: finds the links of a source.
     :param documented: the addresses of names of others.
     :param outlines: what stands for the links of each source.
+    :param bound: where each source binds its names.
     """
 
     shown: Mapping[str, Shown]
     links: Callable[[str], Links]
     documented: Mapping[str, str]
     outlines: Mapping[str, Outline] = field(default_factory=dict)
+    bound: Mapping[str, Lines] = field(default_factory=dict)
     _marked: dict[tuple[object, ...], tuple[tuple[int, str], ...]] = field(default_factory=dict, repr=False)
 
     def lines(
@@ -238,11 +249,12 @@ class Identifiers:
     def anchor(self, to: Definition) -> str | None:
         """The id of a definition on its page, if it is shown there; empty for the page itself."""
         place = self.shown.get(to.path)
-        if to.line == 0:
+        if to.kind == "module":
             return ""
-        if place is None or not place.lines >> to.line & 1:
+        line = to.line(self.bound[to.path])
+        if place is None or not place.lines >> line & 1:
             return None
-        return self.section(to) or f"line-{to.line}"
+        return self.section(to) or f"line-{line}"
 
     def sections(self, source: str) -> Collection[str]:
         """The ids of the classes and functions of a source."""
@@ -251,7 +263,7 @@ class Identifiers:
     def section(self, to: Definition) -> str | None:
         """The id of the section that a class or a function begins, if a page shows it."""
         place = self.shown.get(to.path) if to.kind in ("class", "function") else None
-        return place.sections.get((to.line, to.qualname)) if place else None
+        return place.sections.get((to.line(self.bound[to.path]), to.qualname)) if place else None
 
 
 # How many sections stay at hand with their links.
@@ -275,6 +287,7 @@ def identifiers(
         found.links,
         documented,
         found.outlines,
+        found.lines,
     )
 
 

@@ -25,7 +25,7 @@ from sidelit.config.prose import Prose
 from sidelit.errors import Collector, SidelitError
 from sidelit.files import assets
 from sidelit.ids import anchors
-from sidelit.names.links import Links, Names
+from sidelit.names.links import Lines, Links, Names
 from sidelit.site import anchoring, content, edition, identifiers, links, making, pictures
 from sidelit.site.context import BuildContext, Notations
 from sidelit.site.identifiers import written as sources
@@ -205,6 +205,7 @@ def write(job: Job, folder: Path, jobs: int | None = None) -> Made:
     faults: list[SidelitError] = []
     written: list[content.Text] = []
     shown: Packed[identifiers.Shown] = Packed()
+    bound: Packed[Lines] = Packed()
     # The words of all pages together may be more than memory holds.
     with tempfile.TemporaryDirectory(dir=folder) as pieces:
         code.prepare()
@@ -219,6 +220,7 @@ def write(job: Job, folder: Path, jobs: int | None = None) -> Made:
                 else:
                     written.append(read.text)
                     shown.put(read.text.item.source, read.shown)
+                    bound.put(read.text.item.source, read.bound)
                     faults += told
         if job.strict or not written:
             unread.check()
@@ -226,7 +228,7 @@ def write(job: Job, folder: Path, jobs: int | None = None) -> Made:
         made = replace(made, parts=(replace(made.parts[0], chapters=chapters),))
         title = made.language(job.lang).word("files")
         written += [content.Text(item, title, (), Ids()) for item in made.front]
-        linking = identifiers.Identifiers(shown, _links(files), {})
+        linking = identifiers.Identifiers(shown, _links(files), {}, bound=bound)
         done = _pages(made, written, job, names, linking, faults, folder, jobs)
     return replace(done, skipped=tuple(unread.errors))
 
@@ -250,6 +252,7 @@ class _Read:
 
     text: content.Text
     shown: identifiers.Shown
+    bound: Lines
 
 
 def _read(
@@ -266,10 +269,11 @@ def _read(
         text = content.chapter(spoken, document, names, report=faults.append)
     except SidelitError as error:
         return None, [error]
-    file.links.write_bytes(pickle.dumps(linked.links(chapter.source), protocol=pickle.HIGHEST_PROTOCOL))
+    found = linked.of(chapter.source)
+    file.links.write_bytes(pickle.dumps(found.links, protocol=pickle.HIGHEST_PROTOCOL))
     shown = identifiers.shown(text)
     kept = in_file(tuple(text.pieces), file.pieces)
-    return _Read(replace(text, pieces=kept), shown), [*faults, *document.faults]
+    return _Read(replace(text, pieces=kept), shown, found.lines), [*faults, *document.faults]
 
 
 def _links(files: Sequence[_File]) -> Callable[[str], Links]:

@@ -19,7 +19,7 @@ from sidelit.source.source import Document
 
 # ## What other files can know of a source
 #
-# > Two sources whose code stands on the same lines look the same to all others, whatever their words say.
+# > Two sources of the same code look the same to all others, whatever stands between its lines.
 #
 # A name of another file is followed through the imports of that file. So what a name means follows from its
 # own source, and from the code of all sources that its imports reach.
@@ -36,7 +36,7 @@ _BLANK = re.compile(r"[\s\\]+")
 class Surface:
     """What others can know of a source.
 
-    :param code: stands for its code and the lines that it is on.
+    :param code: stands for its code.
     :param imports: what it may import, as it says it, with dots before a name that is relative.
     """
 
@@ -48,7 +48,9 @@ def surface(document: Document) -> Surface:
     """What others can know of a source."""
     # A mark may hide a part of a section, whose code is not among the lines that are shown.
     whole = document.text if "sidelit: hide" in document.text else ""
-    code = store.digest(whole, [section.code for section in document.sections])
+    # Empty lines come and go with the words between them.
+    lines = (line for section in document.sections for _, line in section.code if line.strip())
+    code = store.digest(whole, list(lines))
     return Surface(code, tuple(dict.fromkeys(_imports(document.text))))
 
 

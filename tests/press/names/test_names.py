@@ -34,8 +34,9 @@ def said(names: Names, to: Definition | str, path: str) -> str:
     if isinstance(to, str):
         return to
     module = {path: name for name, path in names.paths.items()}[to.path]
-    place = f":{to.line}" if to.line else ""
-    return f".{to.line}" if to.path == path and to.line else f"{module}{place}"
+    line = to.line(names.of(to.path).lines)
+    place = f":{line}" if line else ""
+    return f".{line}" if to.path == path and line else f"{module}{place}"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda path: path.stem)
@@ -72,7 +73,7 @@ def test_columns_count_characters() -> None:
 
 def test_a_star_import_in_a_circle_ends() -> None:
     names = Names((written("a.py", "from b import *\nx\n"), written("b.py", "from a import *\ny\n")))
-    assert names.links("a.py")[1][0].to == Definition("b.py", 0, "module", "")
+    assert names.links("a.py")[1][0].to == Definition("b.py", "module", "")
 
 
 def test_two_files_of_one_module_have_no_links_and_none_leads_to_them() -> None:
@@ -85,4 +86,4 @@ def test_what_was_put_away_is_read_again_and_says_the_same() -> None:
     files = (written("a.py", "def f(): ...\n"), written("b.py", "from a import f\nf()\n"))
     small, large = Names(files, most=0), Names(files)
     assert [small.links("b.py") for _ in range(3)] == [large.links("b.py")] * 3
-    assert large.links("b.py")[2][0].to == Definition("a.py", 1, "function", "f")
+    assert large.links("b.py")[2][0].to == Definition("a.py", "function", "f")

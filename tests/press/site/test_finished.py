@@ -121,6 +121,8 @@ EDITS: dict[str, Change] = {
     "a function": added(RING, '\n\ndef empty() -> Ring:\n    """Make none."""\n    return Ring(0)\n'),
     "a link in code": added(WINDOW, "\n\nfrom sample.ring import empty\n\nNONE = empty()\n"),
     "lines above what a link leads to": changed(RING, "\n\ndef empty", "\n\n# One more.\n\n\ndef empty"),
+    "a value that code elsewhere names": added(WINDOW, "\n\nfrom sample.ring import LIMIT\n\nMOST = LIMIT\n"),
+    "lines above that value": changed(RING, "LIMIT = 4", "# How many.\n#\n# It is a limit.\nLIMIT = 4"),
     "a sentence that is translated elsewhere": added(
         WINDOW, '\n\ndef made() -> Ring:\n    """Make an empty ring."""\n    return NONE\n'
     ),

@@ -38,7 +38,7 @@ def stands(changes: dict[str, str]) -> dict[str, str]:
     ("changed", "text", "others"),
     [
         ("top.c", '"""Words."""\n\nC = 5\n', {"top.a", "top.b", "top.c", "top.far", *WHOLE}),
-        ("top.c", '"""Words."""\n\n\nC = 1\n', {"top.a", "top.b", "top.c", "top.far", *WHOLE}),
+        ("top.c", '"""Words."""\n\n\n# More words.\nC = 1\n', set()),
         ("top.c", '"""Other words."""\n\nC = 1\n', set()),
         ("top.pack.inner", "X = 3\n", {"top.pack", "top.pack.inner", *WHOLE}),
         ("top.alone", "ALONE = 4\n", {"top.alone", *WHOLE}),
