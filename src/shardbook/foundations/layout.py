@@ -375,13 +375,14 @@ def uncut_offsets(
     :returns: the first place of each parameter, and the length of the vector
     """
     ends = [0] * world_size
-    homes = [(0, 0)] * len(sizes)
+    homes = {}
     for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
         rank = min(range(world_size), key=ends.__getitem__)
         homes[place] = rank, ends[rank]
         ends[rank] += _round_up(sizes[place], align)
     length = max(ends)
-    return [rank * length + start for rank, start in homes], world_size * length
+    homes_in_order = (homes[place] for place in range(len(sizes)))
+    return [rank * length + start for rank, start in homes_in_order], world_size * length
 
 
 def _refuse_mixed_devices(names: dict[nn.Parameter, list[str]]) -> None:

@@ -61,6 +61,9 @@ class ProjectFiles(Mapping[str, File]):
     """The files of a project by their modules; those that Python cannot read are not there.
 
     :param modules: the names of all modules, whether they can be read or not
+    :param packages: the names of all that have modules below them
+    :param tops: the first words of all names
+    :param asked: the modules that something was asked about; whoever wants to know empties it first
     :param size: the length of the texts whose outlines are at hand, in characters
     """
 
@@ -69,6 +72,9 @@ class ProjectFiles(Mapping[str, File]):
         for each in written:
             named.setdefault(each.module, []).append(each)
         self.modules = frozenset(named)
+        self.packages = frozenset(name[:end] for name in named for end in _ends(name))
+        self.tops = frozenset(name.partition(".")[0] for name in named)
+        self.asked: set[str] = set()
         # Of two files of one module nobody knows which one is imported.
         self.written = {module: files[0] for module, files in named.items() if len(files) == 1}
         self._outlines: dict[str, File | None] = {}
@@ -78,6 +84,7 @@ class ProjectFiles(Mapping[str, File]):
         if module not in self._outlines:
             found = read(self.written[module])
             self._keep(module, outlined(found) if found else None)
+        self.asked.add(module)
         outline = self._outlines[module]
         if outline is None:
             raise KeyError(module)
@@ -164,12 +171,10 @@ _BUILT_IN = frozenset(name for name in dir(builtins) if not name.startswith("_")
 
 
 class Library:
-    """All modules of a project."""
+    """All modules of a project, as one of its files sees them."""
 
     def __init__(self, shelf: ProjectFiles) -> None:
         self.files = shelf
-        self.packages = {name[:end] for name in shelf.modules for end in _ends(name)}
-        self.tops = {name.partition(".")[0] for name in shelf.modules}
         self._asked: set[tuple[str, str]] = set()
         self._members: dict[tuple[str, str], Meaning | None] = {}
 
@@ -182,7 +187,7 @@ class Library:
 
     def module(self, name: str) -> str | None:
         """The module of this name; `None` if it belongs to the project and is not among its files."""
-        known = name in self.files or name in self.packages or name.partition(".")[0] not in self.tops
+        known = self.inside(name) or name.partition(".")[0] not in self.files.tops
         return name if name and known else None
 
     def member(self, module: str, name: str) -> Meaning | None:
@@ -198,7 +203,7 @@ class Library:
 
     def inside(self, name: str) -> bool:
         """Whether this is a module or a package of the project."""
-        return name in self.files or name in self.packages
+        return name in self.files or name in self.files.packages
 
     def look_up(self, scope: Scope, name: str, line: int) -> Meaning | None:
         """What a name means where it is read."""
@@ -217,7 +222,7 @@ class Library:
         if module not in self.files:
             if self.inside(module):
                 return below if self.inside(below) else None
-            return below if module and module.partition(".")[0] not in self.tops else None
+            return below if module and module.partition(".")[0] not in self.files.tops else None
         top = self.files[module].survey.top
         bindings = top.bindings.get(name, ())
         if bindings:

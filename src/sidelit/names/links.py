@@ -206,10 +206,13 @@ Lines = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was found in a file: its links, by line, and the lines on which it binds each name."""
+    """What was found in a file: its links, by line, the lines on which it binds each name, and the modules
+    whose code decides what its names mean.
+    """
 
     links: Links = field(default_factory=dict)
     lines: Lines = field(default_factory=dict)
+    asked: frozenset[str] = frozenset()
 
 
 # How much text stays outlined before all of it is put away, in characters.
@@ -233,6 +236,11 @@ class Names:
 
     def _begin(self) -> None:
         self.shelf = ProjectFiles(self._written)
+        self._ask()
+
+    def _ask(self) -> None:
+        """Forget what was found out for another file, and whom it was asked of."""
+        self.shelf.asked.clear()
         self.library = Library(self.shelf)
         self.values = Values(self.library)
 
@@ -258,6 +266,7 @@ class Names:
             self._put_away()
         if path not in self._modules:
             return Found()
+        self._ask()
         found: dict[int, dict[int, Link]] = {}
         with self.shelf.whole(self._modules[path]) as file:
             if file is None:
@@ -265,7 +274,7 @@ class Names:
             for line, link in self._all(file):
                 found.setdefault(line, {})[link.start] = link
         links = {line: tuple(row[start] for start in sorted(row)) for line, row in sorted(found.items())}
-        return Found(links, file.survey.lines)
+        return Found(links, file.survey.lines, frozenset(self.shelf.asked))
 
     def _all(self, file: File) -> Iterator[tuple[int, Link]]:
         for node, scope in file.survey.uses:

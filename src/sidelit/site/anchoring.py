@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from sidelit.cache import store
 from sidelit.cache.graph import Graph, Kept
 from sidelit.config import config as configuration
 from sidelit.config.chapters import Chapter
@@ -21,8 +22,7 @@ from sidelit.ids.anchors import Anchor
 from sidelit.ids.moves import Redirects
 from sidelit.site import content
 from sidelit.site.content import Piece, Text
-from sidelit.source import source, summary
-from sidelit.source.summary import surface
+from sidelit.source import decoding, source
 
 # ## The names of a site's sections
 #
@@ -50,8 +50,18 @@ def placed(config: Config, item: Chapter, graph: Graph | None = None) -> ledger.
 
     Raises `SidelitError` when it cannot be read as Python.
     """
-    document = summary.read(config.project / item.source, item.source, graph)
+    document = read(config, item.source, graph)
     return ledger.Placed(item.name, item.output, document, item.former)
+
+
+def read(config: Config, source_path: str, graph: Graph | None = None) -> source.Document:
+    """Read a source, unless an earlier build has read the same."""
+    path = config.project / source_path
+    if graph is None:
+        return source.read(path, shown=source_path)
+    text, encoding = decoding.read_source(path, source_path)
+    key = store.digest(text, source_path, encoding)
+    return graph.of("documents", key, lambda: source.parse(text, source_path, encoding))
 
 
 def assign(config: Config, pages: Sequence[ledger.Placed]) -> dict[str, tuple[Anchor, ...] | SidelitError]:
@@ -148,12 +158,21 @@ def chapter(
 
     def make(report: Report) -> Text:
         text = content.chapter(item, document, names, number, report)
-        return replace(text, surface=surface(document))
+        return replace(text, code=_code(document))
 
     text, faults = _text(key, make, graph)
     for error in faults:
         report(error)
     return text
+
+
+def _code(document: source.Document) -> str:
+    """Stands for the code of a source, whatever lines it is on."""
+    # A mark may hide a part of a section, whose code is not among the lines that are shown.
+    whole = document.text if "sidelit: hide" in document.text else ""
+    # Empty lines come and go with the words between them.
+    lines = (line for section in document.sections for _, line in section.code if line.strip())
+    return store.digest(whole, list(lines))
 
 
 def _text(key: str, make: Callable[[Report], Text], graph: Graph) -> tuple[Text, tuple[SidelitError, ...]]:

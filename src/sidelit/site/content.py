@@ -30,7 +30,6 @@ from sidelit.ids.anchors import Anchor
 from sidelit.labs import cells as lab_page
 from sidelit.source import source
 from sidelit.source.scan import Depth
-from sidelit.source.summary import Surface
 from sidelit.text import code, directives, markup
 from sidelit.text.docstrings import reader
 
@@ -225,8 +224,8 @@ class Text:
     lesson_line: int = 1
     digest: str = ""
     """Stands for everything that the pieces were made from; empty if nobody knows."""
-    surface: Surface = field(default_factory=Surface)
-    """What other sources can know of it."""
+    code: str = ""
+    """Stands for what other sources can know of it."""
     graph: Graph = field(default_factory=Graph, repr=False, compare=False)
     """What earlier builds worked out."""
 

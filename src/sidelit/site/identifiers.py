@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from sidelit import workers
 from sidelit.cache import store
-from sidelit.cache.graph import AT_HAND, note
+from sidelit.cache.graph import AT_HAND, Graph, Key, note
 from sidelit.config.chapters import Chapter
 from sidelit.config.config import Config
 from sidelit.names import library
@@ -23,16 +23,16 @@ from sidelit.names.library import Written
 from sidelit.names.links import Definition, Found, Lines, Links, Names
 from sidelit.site.content import Text
 from sidelit.site.links import fragment
-from sidelit.source.summary import Module, reached
 from sidelit.text import code
 from sidelit.text.code import Mark
 
 # ## The links of all sources
 #
-# > What the names in a source mean is found out again when its words change, or code that its imports reach.
+# > What the names in a source mean is found out again when its words change, or code that was asked for them.
 #
 # The links of a source are read from the [graph](../cache/graph.py) when a page shows them. What stands for
-# them is known before: their places, and everything that they lead to, each once.
+# them is known before: their places, and everything that they lead to, each once. A name is followed through
+# few of the files that its own file imports, and their code alone is noted.
 
 
 Target = Definition | str
@@ -42,11 +42,13 @@ Target = Definition | str
 class Outline:
     """The links of a source in short.
 
-    :param digest: stands for the place of each link, and for which of the targets it leads to.
+    :param digest: stands for the place of each link, and for what it leads to.
+    :param bound: where the source binds its names.
     """
 
     digest: str = ""
     targets: tuple[Target, ...] = ()
+    bound: Lines = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,76 +57,68 @@ class Linked:
 
     :param links: finds the links of a source.
     :param outlines: what stands for them.
-    :param lines: where each source binds its names.
     """
 
     links: Callable[[str], Links]
     outlines: Mapping[str, Outline]
-    lines: Mapping[str, Lines]
 
 
 def linked(folder: Path, texts: Sequence[Text], jobs: int | None) -> Linked:
     """Find out what the names in chapters mean; `folder` is the one that their paths start from."""
     chapters = {text.item.source: text for text in texts if isinstance(text.item, Chapter)}
-    keys = _keys(list(chapters.values()))
-    names = Names(
-        written(folder, (each.item for each in chapters.values() if isinstance(each.item, Chapter)))
-    )
-    missing = [
-        source
-        for source, text in chapters.items()
-        if not (
-            text.graph.knows("links", keys[source])
-            and text.graph.knows("outlines", keys[source])
-            and text.graph.knows("lines", text.digest)
-        )
-    ]
-    made: dict[str, Found] = {}
+    items = [text.item for text in chapters.values() if isinstance(text.item, Chapter)]
+    named = {item.module: chapters[item.source] for item in items}
+    there = store.digest([(item.source, item.module) for item in items])
+    graph = next((text.graph for text in chapters.values()), Graph())
+    graph.input("code", lambda module: named[module].code)
+    names = Names(written(folder, items))
+    outlines: dict[str, Outline] = {}
+    missing = []
+    for source, text in chapters.items():
+        if (kept := graph.recalled("outlines", _key(text, there))) and _knows(graph, text, kept.value):
+            outlines[source] = kept.value
+        else:
+            missing.append(source)
+    made: dict[str, Links] = {}
     if missing:
         with names:
-            made |= zip(missing, workers.shared(names.of, missing, jobs), strict=True)
-    outlines: dict[str, Outline] = {}
-    lines: dict[str, Lines] = {}
-    for source, text in chapters.items():
-        found = made.get(source, Found())
-        if source in made:
-            text.graph.of("links", keys[source], partial(dict, found.links))
-        outlines[source] = text.graph.of("outlines", keys[source], partial(_outline, found.links))
-        lines[source] = text.graph.of("lines", text.digest, partial(dict, found.lines))
+            for source, found in zip(missing, workers.shared(names.of, missing, jobs), strict=True):
+                text, outline = chapters[source], _outline(found)
+                made[source], outlines[source] = found.links, outline
+                graph.of("links", _links_key(text, outline), partial(dict, found.links))
+                read_for_it = {f"code:{module}" for module in found.asked}
+                graph.remember("outlines", _key(text, there), outline, read_for_it)
 
     @lru_cache(maxsize=AT_HAND)
     def read(source: str) -> Links:
         if source in made or source not in chapters:
-            return made.get(source, Found()).links
-        return chapters[source].graph.of("links", keys[source], lambda: names.links(source))
+            return made.get(source, {})
+        key = _links_key(chapters[source], outlines[source])
+        return graph.of("links", key, lambda: names.links(source))
 
-    return Linked(read, outlines, lines)
-
-
-def _keys(chapters: Sequence[Text]) -> dict[str, tuple[str, ...] | str]:
-    """What the links of each source follow from; empty where nobody knows."""
-    modules: dict[str, Module] = {}
-    for text in chapters:
-        if isinstance(text.item, Chapter) and text.item.module:
-            modules[text.item.module] = Module(text.item.module, _is_package(text.item), text.surface)
-    named = store.digest([(text.item.source, getattr(text.item, "module", "")) for text in chapters])
-    others = reached(modules)
-    return {
-        text.item.source: (text.digest, named, others.get(getattr(text.item, "module", ""), ""))
-        if text.digest
-        else ""
-        for text in chapters
-    }
+    return Linked(read, outlines)
 
 
-def _outline(links: Links) -> Outline:
+def _key(text: Text, there: str) -> Key:
+    return (text.digest, there) if text.digest else ""
+
+
+def _links_key(text: Text, outline: Outline) -> Key:
+    return (text.digest, outline.digest) if text.digest else ""
+
+
+def _knows(graph: Graph, text: Text, outline: Outline) -> bool:
+    return graph.knows("links", _links_key(text, outline))
+
+
+def _outline(found: Found) -> Outline:
     targets: dict[Target, int] = {}
     places = [
         (line, link.start, link.text, targets.setdefault(link.to, len(targets)))
-        for line, found in links.items()
-        for link in found
+        for line, row in found.links.items()
+        for link in row
     ]
-    return Outline(store.digest(places), tuple(targets))
+    return Outline(store.digest(places, tuple(targets)), tuple(targets), found.lines)
 
 
 def written(folder: Path, chapters: Iterable[Chapter]) -> tuple[Written, ...]:
@@ -189,14 +183,12 @@ class Identifiers:
     :param links: finds the links of a source.
     :param documented: the addresses of names of others.
     :param outlines: what stands for the links of each source.
-    :param bound: where each source binds its names.
     """
 
     shown: Mapping[str, Shown]
     links: Callable[[str], Links]
     documented: Mapping[str, str]
     outlines: Mapping[str, Outline] = field(default_factory=dict)
-    bound: Mapping[str, Lines] = field(default_factory=dict)
     _marked: dict[tuple[object, ...], tuple[tuple[int, str], ...]] = field(default_factory=dict, repr=False)
 
     def lines(
@@ -251,7 +243,7 @@ class Identifiers:
         place = self.shown.get(to.path)
         if to.kind == "module":
             return ""
-        line = to.line(self.bound[to.path])
+        line = to.line(self.outlines[to.path].bound)
         if place is None or not place.lines >> line & 1:
             return None
         return self.section(to) or f"line-{line}"
@@ -263,7 +255,7 @@ class Identifiers:
     def section(self, to: Definition) -> str | None:
         """The id of the section that a class or a function begins, if a page shows it."""
         place = self.shown.get(to.path) if to.kind in ("class", "function") else None
-        return place.sections.get((to.line(self.bound[to.path]), to.qualname)) if place else None
+        return place.sections.get((to.line(self.outlines[to.path].bound), to.qualname)) if place else None
 
 
 # How many sections stay at hand with their links.
@@ -287,7 +279,6 @@ def identifiers(
         found.links,
         documented,
         found.outlines,
-        found.lines,
     )
 
 

@@ -205,7 +205,7 @@ def write(job: Job, folder: Path, jobs: int | None = None) -> Made:
     faults: list[SidelitError] = []
     written: list[content.Text] = []
     shown: Packed[identifiers.Shown] = Packed()
-    bound: Packed[Lines] = Packed()
+    outlines: Packed[identifiers.Outline] = Packed()
     # The words of all pages together may be more than memory holds.
     with tempfile.TemporaryDirectory(dir=folder) as pieces:
         code.prepare()
@@ -220,7 +220,7 @@ def write(job: Job, folder: Path, jobs: int | None = None) -> Made:
                 else:
                     written.append(read.text)
                     shown.put(read.text.item.source, read.shown)
-                    bound.put(read.text.item.source, read.bound)
+                    outlines.put(read.text.item.source, identifiers.Outline(bound=read.bound))
                     faults += told
         if job.strict or not written:
             unread.check()
@@ -228,7 +228,7 @@ def write(job: Job, folder: Path, jobs: int | None = None) -> Made:
         made = replace(made, parts=(replace(made.parts[0], chapters=chapters),))
         title = made.language(job.lang).word("files")
         written += [content.Text(item, title, (), Ids()) for item in made.front]
-        linking = identifiers.Identifiers(shown, _links(files), {}, bound=bound)
+        linking = identifiers.Identifiers(shown, _links(files), {}, outlines)
         done = _pages(made, written, job, names, linking, faults, folder, jobs)
     return replace(done, skipped=tuple(unread.errors))
 

@@ -21,11 +21,11 @@ from sidelit.config.chapters import Chapter, Proof
 from sidelit.config.config import Config
 from sidelit.errors import SidelitError
 from sidelit.names.links import Definition
+from sidelit.site import anchoring
 from sidelit.site.content import Piece, Text
 from sidelit.site.identifiers import Identifiers
-from sidelit.source import summary, syntax
+from sidelit.source import syntax
 from sidelit.source.decoding import read_source
-from sidelit.source.summary import of_text
 
 # ## Finding the tests
 #
@@ -53,7 +53,7 @@ def _tests_in(config: Config, path: str, graph: Graph | None) -> Mapping[str, in
     """The functions and classes of a file and the methods of its classes, as pytest calls them."""
     if not (config.project / path).is_file():
         return {}
-    sections = summary.read(config.project / path, path, graph).sections
+    sections = anchoring.read(config, path, graph).sections
     classes = {each.qualname for each in sections if each.kind == "class"}
     found: dict[str, int] = {}
     for each in sections:
@@ -123,8 +123,7 @@ def used_in(names: Identifiers, texts: Sequence[Text]) -> Mapping[str, Uses]:
         outline = names.outlines.get(text.item.source)
         if outline is None:
             continue
-        key = store.digest(outline.digest, outline.targets)
-        for to, place in text.once("used in", partial(_within, names, text), key):
+        for to, place in text.once("used in", partial(_within, names, text), outline.digest):
             if section := names.section(to):
                 found.setdefault(to.path, {}).setdefault(section, []).append(place)
     return {
@@ -198,15 +197,8 @@ def _text(config: Config, path: str, graph: Graph) -> Text | None:
         return None
     module = ".".join(PurePosixPath(path).with_suffix("").parts)
     item = Chapter(source=path, output="", name=path, module=module)
-    return Text(
-        item,
-        path,
-        (),
-        Ids(),
-        digest=store.digest(path, written),
-        surface=of_text(written),
-        graph=graph,
-    )
+    digest = store.digest(path, written)
+    return Text(item, path, (), Ids(), digest=digest, code=digest, graph=graph)
 
 
 def tested_by(
@@ -264,7 +256,7 @@ def _spread(found: dict[str, dict[Test, None]], users: Mapping[str, Sequence[str
 
 def _tests_of(config: Config, names: Identifiers, text: Text) -> tuple[Test, ...]:
     outline = names.outlines.get(text.item.source)
-    key = (text.digest, outline.digest, store.digest(outline.targets)) if outline else ""
+    key = (text.digest, outline.digest) if outline else ""
     return text.graph.of("tests", key, lambda: tuple(_found(config, names, text.item.source)))
 
 
