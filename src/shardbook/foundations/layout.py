@@ -382,7 +382,9 @@ def uncut_offsets(
         ends[rank] += _round_up(sizes[place], align)
     length = max(ends)
     homes_in_order = (homes[place] for place in range(len(sizes)))
-    return [rank * length + start for rank, start in homes_in_order], world_size * length
+    return [
+        rank * length + start for rank, start in homes_in_order
+    ], world_size * length
 
 
 def _refuse_mixed_devices(names: dict[nn.Parameter, list[str]]) -> None:

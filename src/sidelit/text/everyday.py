@@ -118,7 +118,7 @@ _NAMES = _WORDS.keys() | _SILENT | _VOID | {"a"}
 
 _ATTRIBUTE = r"""\s+([a-zA-Z_:][\w:.-]*)(?:\s*=\s*("[^"<>]*"|'[^'<>]*'|[^\s"'=<>`]+))?"""
 _TAG = re.compile(rf"<(?P<end>/?)(?P<name>[a-zA-Z][a-zA-Z0-9]*)(?:{_ATTRIBUTE})*\s*/?>")
-_COMMENT = re.compile(r"<!--(?!-?>).*?-->", re.DOTALL)
+_COMMENT = re.compile(r"<!--(?:-?>|.*?-->)", re.DOTALL)
 # A tag that is longer says too much.
 _LONGEST = 2_000
 
@@ -142,11 +142,19 @@ def _end_of_comment(state: StateInline) -> int:
     """Where a comment that begins here ends, or -1. An end that is not there is searched once."""
     if not state.src.startswith("<!--", state.pos) or state.env.get("uncommented") is state.src:
         return -1
-    end = state.src.find("-->", state.pos + 4)
+    end = state.src.find("-->", state.pos + 2)
     if end < 0:
         state.env["uncommented"] = state.src
         return -1
     return end + 3
+
+
+def rows_below(state: StateBlock, start: int, end: int) -> Iterator[int]:
+    """The lines below one as far as the block goes that it stands in, such as an item of a list."""
+    for row in range(start + 1, end):
+        if state.sCount[row] < state.blkIndent and not state.isEmpty(row):
+            return
+        yield row
 
 
 def _tag_lines(state: StateBlock, start: int, end: int, silent: bool) -> bool:
@@ -159,11 +167,11 @@ def _tag_lines(state: StateBlock, start: int, end: int, silent: bool) -> bool:
         # One that is never closed is searched to its end once.
         if start < state.env.get("unclosed comment", -1):
             return False
-        lines = range(start + 1, end)
-        found = (row for row in lines if "-->" in state.src[state.bMarks[row] : state.eMarks[row]])
-        last = next(found, -1)
-        if last < 0:
-            state.env["unclosed comment"] = end
+        for last in rows_below(state, start, end):
+            if "-->" in state.src[state.bMarks[last] : state.eMarks[last]]:
+                break
+        else:
+            state.env["unclosed comment"] = last + 1
             return False
         text = state.src[state.bMarks[start] : state.eMarks[last]].strip()
     if _TAG.sub(_said, _COMMENT.sub("", text)).strip():
@@ -180,6 +188,7 @@ def _said(found: re.Match[str]) -> str:
 def _pair(state: StateInline) -> None:
     """Make of each tag what it says."""
     opened: list[tuple[str, Token]] = []
+    around: list[list[tuple[str, Token]]] = []
     linked = 0
     before: Token | None = None
     for token in state.tokens:
@@ -187,6 +196,14 @@ def _pair(state: StateInline) -> None:
             linked += token.nesting
             if token.markup == "autolink" and any(name == "a" for name, _ in opened):
                 _leave_out(token)
+        # What opens inside of emphasis or a link ends there.
+        if token.nesting == 1:
+            around.append(opened)
+            opened = []
+        elif token.nesting == -1:
+            for name, inner in opened:
+                _alone(name, inner)
+            opened = around.pop()
         if token.type != "tag":
             before = token
             continue

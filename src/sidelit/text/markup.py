@@ -193,11 +193,12 @@ def _end(state: StateBlock, name: str, start: int, end: int, closes: Callable[[s
     unclosed = state.env.setdefault("unclosed", {})
     if start < unclosed.get(name, -1):
         return -1
-    for last in range(start + 1, end):
+    last = start
+    for last in everyday.rows_below(state, start, end):
         if closes(source_line(state, last)):
             return last
     # What is never closed is text.
-    unclosed[name] = end
+    unclosed[name] = last + 1
     return -1
 
 
@@ -247,7 +248,17 @@ def _printed_quotes(state: StateCore) -> None:
     """Make typed quotes printed ones, where there are not thousands of them."""
     whole = state.tokens
     state.tokens = [each for each in whole if len(_QUOTE.findall(each.content)) <= _MOST_QUOTES]
+    addresses = [
+        child
+        for each in whole
+        for before, child in itertools.pairwise(each.children or ())
+        if before.type == "link_open" and before.markup == "autolink"
+    ]
+    for each in addresses:
+        each.type = "address"
     smartquotes(state)
+    for each in addresses:
+        each.type = "text"
     state.tokens = whole
 
 
