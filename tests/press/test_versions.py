@@ -45,6 +45,8 @@ def composed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config.write_text(f'url = "{URL}"\n{config.read_text("utf-8")}', encoding="utf-8")
     release(sample, "1.10")
     git(sample, "tag", "v2.0-beta.1")
+    # A branch of the same name is not the release.
+    git(sample, "branch", "v1.0")
     edit(ring, NEW, "What nobody has released.")
     told = sidelit("versions", "--draft", "--without", "v2.0-beta.1", cwd=sample).stdout
     assert [line.partition(":")[0] for line in told.splitlines()] == [
@@ -173,6 +175,11 @@ def test_a_release_that_cannot_be_printed_is_named_and_the_old_site_stays(sample
     assert "--without v1.0" in told
     assert not (sample / "build/versions").exists()
     assert "no public address" in sidelit("versions", "--url", "here", cwd=sample, code=1).stderr
+    git(sample, "tag", "1.1.0")
+    same = sidelit("versions", "--without", "v1.0", cwd=sample, code=1).stderr
+    assert "are one version, 1.1" in same
+    assert "--without" in same
+    git(sample, "tag", "-d", "1.1.0")
     assert "no tag 'v9'" in sidelit("versions", "--without", "v9", cwd=sample, code=1).stderr
     sidelit("versions", "--without", "v1.0", cwd=sample)
     assert (sample / "build/versions/v1.1/ring.html").is_file()

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import quote
 
@@ -140,7 +141,7 @@ def checked_out(config: Config) -> Config:
 def _tags(config: Config, without: Collection[str]) -> dict[str, Version]:
     """The tags that are releases and have a site, the newest one first: a draft of a release is older.
 
-    Raises `SidelitError` for a tag that is left out and is none.
+    Raises `SidelitError` for a tag that is left out and is none, and for two tags of one version.
     """
     names = _git(config, "tag", "--list").split()
     for name in without:
@@ -149,6 +150,10 @@ def _tags(config: Config, without: Collection[str]) -> dict[str, Version]:
     numbers = {name: number for name in names if name not in without and (number := _number(name))}
     there = {name: number for name, number in numbers.items() if _has_site(config, name)}
     ordered = sorted(there, key=lambda name: (not there[name].is_prerelease, there[name]), reverse=True)
+    for one, other in pairwise(ordered):
+        if there[one] == there[other]:
+            what = f"the tags {one} and {other} are one version, {there[one]}"
+            raise SidelitError(what, hint=f"leave one of them out: --without {other}")
     return {name: there[name] for name in ordered}
 
 
@@ -164,7 +169,7 @@ def _number(tag: str) -> Version | None:
 def _has_site(config: Config, tag: str) -> bool:
     """Whether the project was printed by the press at that time."""
     path = config.path.relative_to(config.project).as_posix()
-    return bool(_git(config, "ls-tree", "--name-only", tag, "--", path))
+    return bool(_git(config, "ls-tree", "--name-only", f"refs/tags/{tag}", "--", path))
 
 
 def _at(config: Config, tag: str, folder: Path) -> Config:
@@ -173,8 +178,9 @@ def _at(config: Config, tag: str, folder: Path) -> Config:
     Raises `SidelitError` when its configuration cannot be read.
     """
     top = Path(_git(config, "rev-parse", "--show-toplevel"))
-    command = ("clone", "--quiet", "--shared", "--branch", tag, str(top), str(folder))
-    _git(config, *command)
+    # A branch may have the name of a tag, and `clone --branch` would take the branch.
+    _git(config, "clone", "--quiet", "--shared", "--no-checkout", str(top), str(folder))
+    _git(config, "-C", str(folder), "checkout", "--quiet", "--detach", f"refs/tags/{tag}")
     project = folder / config.project.relative_to(top.resolve())
     try:
         found = configuration.load(project / config.path.relative_to(config.project))
