@@ -171,8 +171,9 @@ class Unit:
         self.state = State.SHARDED
         # The dictionaries of parameters of the modules, for each site.
         self.owners: list[dict[str, nn.Parameter | None]] = []
-        # Whether `full` holds the values of the current parameters.
-        self.fresh = False
+        # Whether `full` holds the values of the current parameters, at first [not](#Unit.expire).
+        self.fresh: bool
+        self.expire()
         # Whether the modules hold the whole parameters at this moment.
         self.shown = False
         # Whether the unit computes with [the masters themselves](flat.py#Flat/master-weights).
