@@ -68,6 +68,8 @@ _PUNCTUATION: dict[str, tuple[tuple[str, str], ...]] = {
     ),
 }
 _ENDINGS = {".": "。！？…", "!": "。！", "?": "？", ":": "：。"}
+# A polite question of Japanese prose shows by its last word that it asks, and ends with a full stop.
+_ASKS = {"ja": re.compile("(?:でしょう|です|ます|ました|ません|でした)か。$")}
 _CLOSING = "）」』”’》】\ue002 "
 
 # Words that turn a sentence around. What only looks like one is taken out first.
@@ -150,7 +152,8 @@ def punctuation(pair: Pair) -> Iterator[str]:
     yield from _search(pair.translation.words, _PUNCTUATION[pair.lang])
     written, words = (side.words.rstrip(_CLOSING + ")\"'") for side in (pair.original, pair.translation))
     expected = _ENDINGS.get(written[-1:])
-    if expected and has_cjk(words) and words[-1:] not in expected:
+    asks = written[-1:] == "?" and pair.lang in _ASKS and _ASKS[pair.lang].search(words)
+    if expected and has_cjk(words) and words[-1:] not in expected and not asks:
         yield f"the original ends with {written[-1]}, so this ends with {' or '.join(expected)}"
 
 
