@@ -575,6 +575,30 @@ def test_a_read_in_a_block_is_exchanged_with_the_pass_of_its_unit() -> None:
         ranks.run(1, a_read_is_exchanged_with_the_pass, reads)
 
 
+def a_block_in_a_backward_pass() -> None:
+    """A unit that the pass has not reached is free again behind the block."""
+    from shardbook import shard, whole
+    from shardbook.zero.unit import State
+
+    model = shard(nn.Sequential(*(nn.Linear(6, 6) for _ in range(4))), units=nn.Linear)
+    first, states = units_of(model)[0], []
+
+    def look(gradient: Tensor) -> None:
+        with whole(model[0]):
+            states.append(first.state)
+        states.append(first.state)
+
+    y = model(data(0)).sum()
+    y.register_hook(look)
+    y.backward()
+    assert first.name == "0"
+    assert states == [State.WHOLE, State.SHARDED]
+
+
+def test_a_block_in_a_backward_pass_keeps_no_unit_whole() -> None:
+    ranks.run(1, a_block_in_a_backward_pass)
+
+
 def blocks_of_one_rank() -> None:
     """One process alone has all slices whole, but in one dimension, so it needs the block as well."""
     trains_as_plain(3)
