@@ -24,6 +24,7 @@ QUICK = [
         "formats",
         "collectives",
         "columns_and_rows",
+        "commands",
         "construction",
         "copies",
         "memory",

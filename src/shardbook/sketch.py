@@ -249,7 +249,12 @@ def largest_difference(plain: nn.Sequential, parts: Sequence[Sharded]) -> float:
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line has one option. Without torchrun there are no ranks, and it says how to start them."""
     parser = Parser(prog="shardbook.sketch", description=main.__doc__)
-    parser.add_argument("--steps", type=whole(1, 10**6), default=15)
+    parser.add_argument(
+        "--steps",
+        type=whole(1, 10**6),
+        default=15,
+        help="of the optimizer (default: 15)",
+    )
     given = parser.parse_args(arguments)
     launch = "torchrun --standalone --nproc-per-node 2 -m shardbook.sketch"
     if not was_launched():

@@ -97,7 +97,7 @@ const rests = ({ screenX, screenY }) => !pointed || pointed === `${screenX} ${sc
   }
 
   // ---- A section with a name folds, and with a class all that is in it. What one searches for unfolds.
-  for (const section of all(".chapter .sec:is(.is-class, .is-function):not(.inner)")) {
+  for (const section of all(".chapter .sec:is(.is-class, .is-function)")) {
     const parts = [
       ...all(":scope > :not(.doc), :scope > .doc > :not(.acts, :is(h2, h3, h4):first-child)", section),
       ...all("main section").filter(({ id }) => id.startsWith(`${section.id}.`)),

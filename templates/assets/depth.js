@@ -1,5 +1,5 @@
-// What a browser adds to depth, which is <details> and opens without this: a switch for the whole page that is
-// remembered, links that open what they lead to in every browser, and paper on which nothing is folded.
+// What a browser adds to <details>, which open without this: for depth a switch for the whole page that is
+// remembered, and paper on which nothing is folded; for all of them links that open what they lead to.
 "use strict";
 
 if (one("details.depth")) {
@@ -8,15 +8,6 @@ if (one("details.depth")) {
   const folds = all("details.depth");
   const isOpen = () => folds.every((fold) => fold.open);
   const turn = (open) => folds.forEach((fold) => { fold.open = open; });
-
-  // ---- A link opens what it leads to. Browsers that do so themselves have done it, and scrolled there.
-  const reveal = (hash) => {
-    const target = named(hash);
-    const fold = target?.closest("details.depth:not([open])");
-    if (!fold) return;
-    fold.open = true;
-    target.scrollIntoView();
-  };
 
   // ---- The switch. It exists only here, since without scripts it would be dead.
   const label = make("span", "");
@@ -47,13 +38,6 @@ if (one("details.depth")) {
     if (performance.getEntriesByType("navigation")[0]?.type === "navigate") named(location.hash)?.scrollIntoView();
   }
   show();
-  reveal(location.hash);
-  addEventListener("hashchange", () => reveal(location.hash));
-  // A link to the place that the address already names changes nothing, and so nobody hears of it.
-  addEventListener("click", ({ target }) => {
-    const link = target.closest("a[href*='#']");
-    if (link && link.pathname === location.pathname && link.search === location.search) reveal(link.hash);
-  });
 
   // ---- On paper nothing can be opened. Where the stylesheet cannot see to that, this does.
   let closed = [];
@@ -62,4 +46,22 @@ if (one("details.depth")) {
     turn(true);
   });
   addEventListener("afterprint", () => closed.splice(0).forEach((fold) => { fold.open = false; }));
+}
+
+// ---- A link opens what it leads to, in depth or in another list. Browsers that do so themselves have done it, and
+// scrolled there.
+{
+  const reveal = (hash) => {
+    const target = named(hash);
+    if (!target?.closest("details:not([open])")) return;
+    for (let fold; (fold = target.closest("details:not([open])"));) fold.open = true;
+    target.scrollIntoView();
+  };
+  reveal(location.hash);
+  addEventListener("hashchange", () => reveal(location.hash));
+  // A link to the place that the address already names changes nothing, and so nobody hears of it.
+  addEventListener("click", ({ target }) => {
+    const link = target.closest("a[href*='#']");
+    if (link && link.pathname === location.pathname && link.search === location.search) reveal(link.hash);
+  });
 }

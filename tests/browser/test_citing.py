@@ -89,7 +89,7 @@ def test_a_form_is_copied_and_the_focus_comes_back(home: str, page: Page) -> Non
     opener = page.locator('[id="Ring.put"] .citing')
     opener.focus()
     page.keyboard.press("Enter")
-    dialog = page.get_by_role("dialog", name="Cite: § 1.4 Ring.put")
+    dialog = page.get_by_role("dialog", name="Cite: § 1.3 Ring.put")
     copy = dialog.locator('[data-form="bibtex"] .copy')
     copy.click()
     expect(copy).to_have_text("Copied")

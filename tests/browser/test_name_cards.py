@@ -105,7 +105,7 @@ def test_pointing_says_what_a_name_is_and_asks_nothing_before(page: Page, home: 
     assert said(page) == [
         "def Ring.put(self, item: object) -> None",
         "Add an item; see why it is cheap.",
-        "§ 1.4 A ring",
+        "§ 1.3 A ring",
     ]
     assert {*asked, ICON} == {ICON, "assets/names-card.js", "assets/names.css", "ring.cards.js"}
     link = page.locator(name("put"))

@@ -221,19 +221,12 @@ def checkpoint_module(model: M, units: Select | None = None, **options: Any) -> 
 
     A model can be checkpointed before or after it is [sharded](model.py#shard), with
     the same result. `shard` adds hooks around the call of a module, and this function
-    replaces the `forward` inside the call. In stage 3 the number of gathers of a unit
-    depends on what is checkpointed:
-
-    | checkpointed | gathers in a step |
-    |---|---|
-    | nothing | two |
-    | the units of `shard`, or modules inside them | two |
-    | the call of several units | three; two for the last unit, unless reentrant |
-
-    In the second row the second run finds the unit already gathered for its backward
-    pass. In the third row the second run uses all units, and only then the backward
-    pass of the first ones begins, so they are gathered once more. So pass the same
-    `units` to both functions.
+    replaces the `forward` inside the call. In stage 3 [the number of gathers of a
+    unit](unit.py#module/how-often-a-unit-is) depends on what is checkpointed. If it is
+    each unit, or modules inside of it, the second run finds the unit already gathered
+    for its backward pass. If a checkpoint contains the calls of several units, the
+    second run uses all of them, and only then the backward pass of the first ones
+    begins, so they are gathered once more. So pass the same `units` to both functions.
 
     :param model: any module
     :param units: which modules, [chosen as for](model.py#select) `shard`; `None` means

@@ -67,7 +67,6 @@ torchrun --standalone --nproc-per-node 2 -m shardbook.parallel tensor
 :notation $P_{a+\text{cpu}}$: the same with the pieces on the host
 :notation $C_B$: the paper's name for buffers of a constant size
 :notation $M_D$: the paper's name for memory without gaps
-:notation $m$: `pieces`, the number of micro-batches
 """
 
 from __future__ import annotations
@@ -376,14 +375,13 @@ def checkpoint_bytes(config: gpt.Config, sequences: int, ranks: int) -> int:
 # consecutive numbers.
 #
 # **ZeRO beside a pipeline.** Each micro-batch of a stage is a forward and a backward
-# pass, and stage 3 gathers the parameters for each of them: $2m$ gathers of every unit in
-# a step. In stage 1 the gradients of the micro-batches [are added up
-# first](accumulate.py) and averaged once a step. [A forward pass
-# gathers](unit.py#Unit.expire) only until the first backward pass of the step: from
-# then on gradients wait, and the whole parameters stay. So under 1F1B a unit of the last
-# stage is gathered once, and one of the stage before it twice. A pipeline is therefore
-# usually combined with stage 1. `stage_of` takes the stage as an argument, and the
-# trained model is the same.
+# pass, and stage 3 gathers the parameters for each of them. In stage 1 the gradients of
+# the micro-batches [are added up first](accumulate.py) and averaged once a step. From the
+# first backward pass of the step on, gradients wait, and [no forward pass
+# gathers](unit.py#Unit.expire). So under 1F1B [a unit is gathered much less
+# often](unit.py#module/how-often-a-unit-is) than in stage 3, in the last stage of the
+# pipeline once a step. A pipeline is therefore usually combined with stage 1. `stage_of`
+# takes the stage as an argument, and the trained model is the same.
 #
 # A fourth dimension could split the sequence, and a fifth one the experts of a mixture.
 # [Optimus](bib:xu2021optimus) cuts the tensor dimension differently. It arranges the

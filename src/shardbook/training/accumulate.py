@@ -39,10 +39,11 @@ instead of $4\,\Psi_u/N_d$. Under a [16-bit policy](policy.py) the number is the
 because waiting gradients are added up in FP32: in BF16 [a sum of ones stops at
 256](rounding.py).
 
-In stage 3 the parameters are still gathered for each micro-batch. Stages 1 and 2 gather
-them once, for the first micro-batch, since no optimizer may step while gradients wait.
-These stages gather again only if the program [changes the
-parameters](scheduler.py#expire) in another way, which has to happen on all ranks.
+Under `no_sync` stages 1 and 2 gather the parameters once, for the first micro-batch,
+since no optimizer may step while gradients wait. These stages gather again only if the
+program [changes the parameters](scheduler.py#expire) in another way, which has to happen
+on all ranks. [How often a unit is gathered](unit.py#module/how-often-a-unit-is) without
+`no_sync`, in stage 3 and in a pipeline stands in one table.
 
 `no_sync` also changes the order of the additions. `DistributedDataParallel` under its
 own `no_sync` adds up first and averages once, as this block does. So on two ranks the

@@ -34,7 +34,8 @@ nothing in the graph.
 
 The hooks are the same in all stages. In stages 0 to 2 a freed unit gives no memory
 back, and its second gather fetches nothing. [Stage 3](unit.py#module/stage-3) needs the second
-gather. If it kept every unit from the forward pass until the backward pass, the memory
+gather, and [a table](unit.py#module/how-often-a-unit-is) counts the gathers of other kinds
+of steps. If stage 3 kept every unit from the forward pass until the backward pass, the memory
 would grow with the number of layers, which is exactly what sharding prevents.
 """
 

@@ -59,6 +59,8 @@ at an aligned address. Hence $P_u \ge \Psi_u$.
 :notation $P_u$: `padded`, the length of the flat vector with its padding
 :notation $S_u$: `shard_numel`, the length of one rank's part of it
 :notation $r$: `rank`, the number of one rank
+:notation $m$: the number of micro-batches in a step
+:notation $k$: the number of stages that follow in a pipeline
 :notation $P_{os}$: the paper's name for this stage
 :notation $P_{os+g}$: the paper's name for this stage
 :notation $P_{os+g+p}$: the paper's name for this stage
@@ -875,4 +877,29 @@ ZERO2 = Stage(optimizer=True, gradients=True)
 # Source: [ZeRO](bib:rajbhandari2020zero), stage 3 ($P_{os+g+p}$).
 ZERO3 = Stage(optimizer=True, gradients=True, parameters=True)
 
+# ## How often a unit is gathered
+#
+# > The gathers of one unit in one step of the optimizer, for each kind of step.
+#
+# Stage 0 gathers nothing. In stages 1 and 2 each rank keeps the whole parameters, and a
+# forward pass gathers what the other ranks have updated, unless [no rank can have
+# stepped](scheduler.py#expire). Stage 3 frees a unit after each use, so every forward pass
+# and every backward pass gathers it. A step may have $m$ micro-batches, and in a pipeline
+# $k$ stages may follow the one that holds the unit:
+#
+# | in a step | stages 1 and 2 | stage 3 |
+# |---|---|---|
+# | a forward and a backward pass | 1 | 2 |
+# | a forward pass alone, as in an evaluation | 1 | 1 |
+# | micro-batches whose gradients are exchanged one by one | $m$ | $2m$ |
+# | micro-batches under [`no_sync`](accumulate.py#no_sync) | 1 | $2m$ |
+# | a pipeline with [1F1B](pipeline_parallel.py#one_by_one) | $\min(k + 1, m)$ | $2m$ |
+# | a pipeline with [all forward passes first](pipeline_parallel.py#all_forward_first) | $m$ | $2m$ |
+# | a [checkpoint](checkpointing.py#checkpoint_module) inside a unit, or around its call | 1 | 2 |
+# | a checkpoint around the calls of several units | 1 | 3; 2 for the last of them |
+# | a reentrant checkpoint around the call of a unit | 1 | 3 |
+#
+# [Prefetching](scheduler.py#Prefetch) changes when a unit is gathered, and not how often.
+# One case is an exception: if a forward pass of the model follows another one, as in the
+# pipelines, stage 3 gathers one unit of the model in vain in each step.
 STAGES = (REPLICATED, ZERO1, ZERO2, ZERO3)

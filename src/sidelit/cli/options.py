@@ -105,7 +105,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--mkdocs", action="store_true", help="write mkdocs.yml as well")
     _print(add("print", "print any literate Python as pages, without a configuration", commands.print_files))
     sub = add("sections", "show how a file is cut into sections, as JSON", commands.sections)
-    sub.add_argument("file", type=Path)
+    sub.add_argument("file", type=Path, metavar="FILE", help="a Python file")
     sub = add("sync", "bring the catalogues up to date with the sources", commands.sync)
     sub = add("status", "show the state of the translations, page by page", commands.status)
     sub.add_argument("--json", action="store_true", help="the same as JSON")

@@ -20,7 +20,7 @@ from sidelit.config.chapters import Former
 from sidelit.config.toml import Table
 from sidelit.files import assets
 
-MADE = ("glossary", "bibliography")
+MADE = ("glossary", "bibliography", "commands")
 # The folder of the lessons, beside that of the other pages.
 LESSONS = "lessons"
 

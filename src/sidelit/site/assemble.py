@@ -22,7 +22,7 @@ from sidelit.config.publication import DRAFT
 from sidelit.errors import SidelitError
 from sidelit.files import assets
 from sidelit.labs import cells
-from sidelit.site import content, links, listing, metadata, model, navigation, page_renderer
+from sidelit.site import commands, content, links, listing, metadata, model, navigation, page_renderer
 from sidelit.site.context import BuildContext
 from sidelit.site.edition import Edition, Page
 from sidelit.site.links import fragment
@@ -151,6 +151,7 @@ def info(
     opens = text.pieces[0] if text.pieces and text.pieces[0].kind == "module" else None
     figure = renderer.figure_of(opens) if opens else Markup("")
     toc = tuple(navigation.sections(sections) if sections else navigation.headings(shown))
+    toc += tuple(navigation.programs(renderer.build.programs)) if kind == commands.KIND else ()
     return model.PageInfo(
         kind=kind,
         title=shown.label,
@@ -335,6 +336,7 @@ def view(build: BuildContext, shown: Page) -> model.View:
         entries=(
             listing.cited(build.works, renderer.edition, renderer.nav.to) if own == "bibliography" else ()
         ),
+        programs=build.programs if own == commands.KIND else (),
     )
 
 

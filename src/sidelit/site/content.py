@@ -198,7 +198,12 @@ class Piece:
     fold: Fold | None = None
     """The depth that it is part of; `None` if it is core."""
     number: str = ""
-    """Chapter and section, as `12.4`; the opening of a chapter has the number of the chapter alone."""
+    """Chapter and section, as `12.4`, and `12.4.1` for the first comment in it that has no heading.
+
+    The opening of a chapter has the number of the chapter alone, and a section that is `joined` has none.
+    """
+    joined: bool = False
+    """Whether it has no words, so that its code stands in the block of the section before."""
     figure: str = ""
     """The drawing that stands beside its words: `:figure: NAME`."""
     figure_line: int = 1
@@ -287,7 +292,7 @@ def chapter(
         for section, name in zip(document.sections, names, strict=True)
         if not section.hidden and (section.commentary.strip() or section.code or section.kind == "module")
     )
-    pieces = tuple(_numbered(_with_anchors(pieces), number))
+    pieces = tuple(_numbered(_joined(_with_anchors(pieces)), number))
     ids = Ids(name for piece in pieces for name in (piece.id, *piece.aliases))
     digest = chapter_digest(item, document, names, number)
     pieces = tuple(_with_figure(piece, item.source) for piece in pieces)
@@ -308,13 +313,43 @@ def _imports(item: Chapter, section: source.Section, lines: tuple[code.Line, ...
     return Imports(named(modules, item.module), tuple(code.numbered(lines, shown)))
 
 
-def _numbered(pieces: Iterable[Piece], chapter: int) -> Iterator[Piece]:
-    """Count the sections below the opening. The numbers hold for one release; the ids last."""
-    count = 0
+def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Let code without words stand in the block of the section before, the head, if that is no opening.
+
+    A function does so within its head or beside another function, and below words only: a source without any
+    keeps its functions apart.
+    """
+    head: Piece | None = None
     for piece in pieces:
-        count += piece.kind != "module"
-        below = "" if piece.kind == "module" else f".{count}"
-        yield replace(piece, number=f"{chapter}{below}") if chapter else piece
+        joins = False
+        if head and head.kind != "module" and head.fold is piece.fold and not piece.tokens:
+            beside = head.qualname.rpartition(".")[0] if head.kind != "class" else head.qualname
+            near = piece.qualname.rpartition(".")[0] in (head.qualname, beside)
+            joins = piece.kind == "code" or (piece.kind == "function" and near and bool(head.tokens))
+        head = head if joins else piece
+        yield replace(piece, joined=True) if joins else piece
+
+
+def _numbered(pieces: Iterable[Piece], chapter: int) -> Iterator[Piece]:
+    """Count the sections that the contents of a page list, and in each its comments without a heading.
+
+    The numbers hold for one release; the ids last.
+    """
+    count = inner = 0
+    for piece in pieces:
+        if not chapter or piece.joined:
+            yield piece
+            continue
+        headed = piece.tokens and piece.tokens[0].type == "heading_open"
+        if piece.kind == "module":
+            below = ""
+        elif headed or piece.kind in ("class", "function"):
+            count, inner = count + 1, 0
+            below = f".{count}"
+        else:
+            inner += 1
+            below = f".{count}.{inner}"
+        yield replace(piece, number=f"{chapter}{below}")
 
 
 def _with_anchors(pieces: Sequence[Piece]) -> Iterator[Piece]:

@@ -124,6 +124,7 @@ class BuildContext:
     uses: Mapping[str, tuple[Use, ...]] = field(default_factory=dict, metadata=_noted)
     """Where each term of the glossary is used, by its name."""
     works: tuple[model.Work, ...] = ()
+    programs: tuple[model.Program, ...] = ()
     proved: Mapping[Proof, int] = field(default_factory=dict)
     """Where each test that a chapter names stands in its file."""
     backlinks: Backlinks = field(default_factory=Backlinks, metadata=_noted)

@@ -24,11 +24,11 @@ from sidelit.config.languages import Language
 from sidelit.config.prose import Prose
 from sidelit.config.toml import read_toml
 from sidelit.errors import SidelitError
-from sidelit.site import content, links
+from sidelit.site import commands, content, links
 from sidelit.site.content import Piece, Text
 from sidelit.site.edition import Edition
 from sidelit.site.links import fragment
-from sidelit.site.model import Link, Term, Word, Work
+from sidelit.site.model import Link, Program, Term, Word, Work
 from sidelit.text import markup
 from sidelit.text.everyday import is_cjk
 
@@ -281,11 +281,13 @@ def index(
     leads: links.Leads,
     terms: glossary.Glossary,
     works: Sequence[Work],
+    programs: tuple[Program, ...] = (),
 ) -> links.Index:
     """Collect every page with its ids, every work and every file beside the pages."""
     made = {
         "glossary": {term_id(term) for term in terms.terms},
         "bibliography": {work.id for work in works},
+        commands.KIND: {*commands.ids(programs)},
     }
     targets = {}
     home = None

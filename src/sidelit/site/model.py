@@ -142,6 +142,46 @@ class Work:
     used: tuple[Link, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of a program, or one of its arguments."""
+
+    id: str
+    names: tuple[str, ...]
+    value: str
+    """What stands for its value."""
+    choices: tuple[str, ...]
+    kind: str
+    """`whole` or `number`; empty where its value is another one, or none."""
+    limits: tuple[str, ...]
+    default: str
+    help: str
+    required: bool
+    repeats: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OptionGroup:
+    """Options that belong together."""
+
+    label: str
+    options: tuple[Option, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program or a subcommand, and its options. The texts are in the language of the sources."""
+
+    id: str
+    name: str
+    call: str
+    about: str
+    example: str
+    depth: int
+    """0 for a program, 1 for its subcommands."""
+    groups: tuple[OptionGroup, ...]
+
+
 # ## The head of a lesson, as a template prints it
 #
 # > What stands above the text of a lesson and of a lab.
@@ -224,6 +264,8 @@ class CodeLine:
     n: int
     html: Markup
     indent: int
+    ids: tuple[str, ...] = ()
+    """The names of a section without words whose code begins here."""
 
 
 def code_line(number: int, html: str) -> CodeLine:
@@ -283,7 +325,7 @@ class SectionView:
     report: str | None
     fold: Fold | None = None
     number: str = ""
-    """Chapter and section, as `12.4`."""
+    """Chapter and section, as `12.4`; empty where it stands in the block of another one."""
     plain_title: str = ""
     """The heading without markup."""
     figure: Markup | str = ""
@@ -294,6 +336,8 @@ class SectionView:
     """Where a definition is used, and its tests."""
     newest: str = ""
     """Where it is in the newest release, on a page that is out of date."""
+    joined: tuple[SectionView, ...] = ()
+    """The sections without words whose code stands at the end of this one's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,4 +476,5 @@ class View:
     """The rows of the notation at the end of a page that does not show it where it is declared."""
     glossary: tuple[Term, ...] = ()
     entries: tuple[Work, ...] = ()
+    programs: tuple[Program, ...] = ()
     meta: Meta | None = None

@@ -178,16 +178,21 @@ class Navigation:
 
 
 def sections(shown: Sequence[model.SectionView]) -> Iterator[model.TocEntry]:
-    """The contents of a chapter: its classes and functions, and the comments that have a heading."""
+    """The contents of a chapter: its classes and functions, and the comments that have a heading.
+
+    A function without words has its line, but no number; one that Python itself calls, such as `__init__`,
+    has none.
+    """
     for section in shown:
-        if section.title:
-            # The entry is itself a link, and HTML knows no link in a link.
-            label = unlinked(section.title)
-        elif section.name:
-            label = Markup("<code>{}</code>").format(section.name)
-        else:
-            continue
-        yield model.TocEntry(section.id, label, section.depth, section.fold is not None, section.number)
+        for each in (section, *section.joined):
+            if each.title:
+                # The entry is itself a link, and HTML knows no link in a link.
+                label = unlinked(each.title)
+            elif each.name and not (each is not section and each.name.startswith("__")):
+                label = Markup("<code>{}</code>").format(each.name)
+            else:
+                continue
+            yield model.TocEntry(each.id, label, each.depth, section.fold is not None, each.number)
 
 
 # A list that is no longer than this is seen at a glance.
@@ -215,3 +220,9 @@ def headings(shown: Page) -> Iterator[model.TocEntry]:
     for before, token in itertools.pairwise(tokens):
         if before.type == "heading_open" and before.tag in ("h2", "h3"):
             yield model.TocEntry(str(before.meta["slug"]), markup.plain(token), int(before.tag[1]) - 2)
+
+
+def programs(listed: Sequence[model.Program]) -> Iterator[model.TocEntry]:
+    """The contents of a list of commands."""
+    for each in listed:
+        yield model.TocEntry(each.id, Markup("<code>{}</code>").format(each.name), each.depth)

@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 
@@ -406,7 +406,34 @@ def sections(renderer: PageRenderer) -> Iterator[model.SectionView]:
         together = list(group)
         numbers = [number for piece, _ in together for number, _ in piece.lines]
         fold = _fold(renderer, *together[0], numbers)
-        yield from (renderer.section(piece, words, fold) for piece, words in together)
+        head: list[model.SectionView] = []
+        for piece, words in together:
+            if head and not piece.joined:
+                yield _with_joined(*head)
+                head = []
+            head.append(renderer.section(piece, words, fold))
+        yield _with_joined(*head)
+
+
+def _with_joined(head: model.SectionView, *joined: model.SectionView) -> model.SectionView:
+    """A section with the code of those behind it that have no words; their ids lead to their first lines."""
+    if not joined:
+        return head
+    lines = list(head.lines)
+    for each in joined:
+        first, *rest = each.lines
+        lines += [replace(first, ids=(each.id, *each.aliases)), *rest]
+    together = (head, *joined)
+    return replace(
+        head,
+        lines=tuple(lines),
+        joined=joined,
+        above=not head.figure and words_above(head.doc, lines),
+        backlinks=UsageView(
+            tuple(dict.fromkeys(use for each in together for use in each.backlinks.uses)),
+            tuple(dict.fromkeys(test for each in together for test in each.backlinks.tests)),
+        ),
+    )
 
 
 def _fold(renderer: PageRenderer, piece: Piece, words: Words, numbers: Sequence[int]) -> model.Fold | None:

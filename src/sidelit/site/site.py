@@ -32,6 +32,7 @@ from sidelit.ids.ledger import Placed
 from sidelit.site import (
     anchoring,
     assemble,
+    commands,
     content,
     edition,
     identifiers,
@@ -47,7 +48,7 @@ from sidelit.site import (
 from sidelit.site.context import BuildContext, Notations
 from sidelit.site.directives import registry
 from sidelit.site.directives.kind import Book
-from sidelit.site.model import Work
+from sidelit.site.model import Program, Work
 from sidelit.site.search import index as search
 from sidelit.site.search import synonyms
 from sidelit.site.usage import Backlinks
@@ -126,7 +127,7 @@ def write_whole(
     written = texts(config, notes, graph)
     books = shelf(config, written, graph)
     editions = {lang: edition.edition(config, written, books, lang) for lang in config.languages}
-    terms, works = _data(config)
+    terms, works, programs = _data(config)
     leads = links.leads(written)
     gathered = Collector()
     state = origin.origin(config)
@@ -138,7 +139,7 @@ def write_whole(
     build = BuildContext(
         config=config,
         editions=editions,
-        index=listing.index(config, written, leads, terms, works),
+        index=listing.index(config, written, leads, terms, works, programs),
         leads=leads,
         texts=Noted({text.item.source: text for text in written}, content.READ),
         names=names,
@@ -152,6 +153,7 @@ def write_whole(
         figures=drawing.gallery(config, figure.read_all(config), books),
         shelf=books,
         works=works,
+        programs=programs,
         proved=usage.lines(config, gathered.add, graph),
         theme=themes.theme(config),
         pictures=pictures.pictures(config, written),
@@ -173,7 +175,7 @@ def write_whole(
         build.report(error)
     making.write(build, orders, folder, jobs, graph, state.filled)
     gathered.check()
-    material = search.Material(config, editions, terms, works, synonyms.of_site(config))
+    material = search.Material(config, editions, terms, works, programs, synonyms.of_site(config))
     parts = search.write(material, partial(making.put, folder))
     pages = [name for group in orders for order in group for name in order.files]
     for name in (*parts, *pages):
@@ -209,8 +211,7 @@ def mistakes(config: Config, written: Sequence[content.Text]) -> Iterator[Sideli
 
 def book(config: Config, written: Sequence[content.Text]) -> Book:
     """All that a directive may name."""
-    terms, works = _data(config)
-    known = listing.index(config, written, links.leads(written), terms, works)
+    known = listing.index(config, written, links.leads(written), *_data(config))
     return Book(config, known, {text.item.source: text for text in written})
 
 
@@ -227,10 +228,11 @@ def watched(path: Path) -> tuple[Path, ...]:
     return (path.parent, assets.templates_folder(), *sources)
 
 
-def _data(config: Config) -> tuple[glossary.Glossary, tuple[Work, ...]]:
+def _data(config: Config) -> tuple[glossary.Glossary, tuple[Work, ...], tuple[Program, ...]]:
     words, works = config.folder / "glossary.toml", config.folder / "bibliography.toml"
     terms = glossary.read(words, config.shown(words), config.languages)
-    return terms, listing.works(works, config.shown(works), config.language(config.source_language).tag)
+    tag = config.language(config.source_language).tag
+    return terms, listing.works(works, config.shown(works), tag), commands.programs(config)
 
 
 # ## A site with gaps

@@ -1,4 +1,4 @@
-"""Words and code side by side, or one above the other; a class and its `__init__`."""
+"""Words and code side by side, or one above the other; code without words."""
 
 from __future__ import annotations
 
@@ -37,22 +37,57 @@ def test_what_a_formula_tells_screen_readers_takes_no_room() -> None:
     assert not words_above(f"<p>{silent}</p>", code(3))
 
 
+SOURCE = """
+
+class Bare:
+    \"\"\"Nothing.\"\"\"
+
+    def __init__(self) -> None:
+        self.x = 1
+
+    def turn(self) -> None:
+        self.x = 2
+
+    def tell(self) -> None:
+        \"\"\"Words.\"\"\"
+        # A comment.
+        self.x = 3
+
+    def last(self) -> None:
+        self.x = 4
+
+
+MORE = 1
+
+
+class Other:
+    def told(self) -> None:
+        self.x = 5
+"""
+
+
 @pytest.mark.full
-def test_an_init_without_words_stands_below_the_line_of_its_class(sample: Path) -> None:
+def test_code_without_words_goes_on_in_the_block_of_the_section_before(sample: Path) -> None:
     ring = sample / "src/sample/ring.py"
     with ring.open("a", encoding="utf-8") as file:
-        file.write(
-            '\n\nclass Bare:\n    """Nothing."""\n\n    def __init__(self) -> None:\n        self.x = 1\n'
-        )
-        file.write(
-            '\n\nclass Said:\n    """Nothing."""\n\n    def __init__(self) -> None:\n        """Words."""\n'
-        )
+        file.write(SOURCE)
     sidelit("build", cwd=sample)
     html = (sample / "build/site/ring.html").read_text(encoding="utf-8")
-    inner = re.findall(
-        r'<div class="codes">(?:(?!</section>).)*<section id="([^"]+)" class="sec [\w-]+ inner">', html, re.S
-    )
-    assert inner == ["Bare.__init__"]
-    for name in ("Bare", "Bare.__init__", "Said", "Said.__init__"):
-        assert html.count(f'<section id="{name}"') == 1
-    assert html.count('href="#Bare.__init__"') == 3, "its own link, and those of the contents"
+    sections = dict(re.findall(r'(?s)<section id="([^"]+)"(.*?)</section>', html))
+    joined = {
+        id: re.findall(r'<span class="alias" id="([^"]+)"></span>(?:<a class="num"|<a )', shown)
+        for id, shown in sections.items()
+    }
+    assert {id: names for id, names in joined.items() if names} == {
+        "Bare": ["Bare.__init__", "Bare.turn"],
+        "Bare.tell/a-comment": ["Bare.last", "module/more-1"],
+    }
+    # Without words above it a definition keeps its place, and so does what it holds.
+    assert {"Other", "Other.told"} <= sections.keys()
+    assert sections["Bare"].count("<pre ") == 1
+    # Python itself calls `__init__`; the others have a line in the contents, without a number.
+    assert "#Bare.__init__" not in html
+    contents = re.findall(r'<a href="#([\w./-]+)">(?:<span class="number">([\d.]+)</span> )?<code>', html)
+    assert {("Bare.turn", ""), ("Bare.last", "")} <= {*contents}
+    numbers = [number for id, number in dict(contents).items() if number]
+    assert numbers == sorted(numbers, key=lambda each: [*map(int, each.split("."))])

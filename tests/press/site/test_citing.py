@@ -143,7 +143,7 @@ def test_a_citation_is_in_the_language_of_the_page(sample: Path) -> None:
         'msgid "A ring"\nmsgstr "リング"',
     )
     told = sidelit("cite", "Ring.put", "--lang", "ja", "--form", "apa", cwd=sample).stdout
-    assert "リング, § 1.4 Ring.put. 『Sample』所収" in told
+    assert "リング, § 1.3 Ring.put. 『Sample』所収" in told
     assert told.endswith(" https://example.org/x/ja/ring.html#Ring.put\n")
     assert "'de'" in sidelit("cite", "Ring.put", "--lang", "de", cwd=sample, code=1).stderr
     everything = sidelit("cite", "A-heading", cwd=sample, code=1).stderr

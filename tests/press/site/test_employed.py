@@ -115,7 +115,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def below(pages: Path, page: str, section: str) -> list[str]:
     """The lines of a definition's box, the addresses before the words."""
-    text = (pages / page).read_text("utf-8").partition(f'<section id="{section}"')[2]
+    text = (pages / page).read_text("utf-8").partition(f' id="{section}"')[2]
     box = re.search(r'(?s)<details class="employed">(.*?)</details>', text.partition("</section>")[0])
     lines = re.findall(r"(?s)<(summary|dt|dd)>(.*?)</\1>", box[1]) if box else []
     addressed = (re.sub(r'<a href="([^"]*)"[^>]*>', r"\1 ", line) for _, line in lines)

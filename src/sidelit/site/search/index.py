@@ -30,7 +30,7 @@ from sidelit.config.chapters import Chapter
 from sidelit.config.config import Config
 from sidelit.config.glossary import Glossary
 from sidelit.site.edition import Edition, Page
-from sidelit.site.model import Work
+from sidelit.site.model import Program, Work
 from sidelit.site.search import places, postings, synonyms
 from sidelit.site.search.places import Place
 from sidelit.site.search.tokenizer import UNSPACED, Tokenizer
@@ -59,6 +59,7 @@ class Material:
     editions: Mapping[str, Edition]
     glossary: Glossary = field(default_factory=Glossary)
     works: tuple[Work, ...] = ()
+    programs: tuple[Program, ...] = ()
     synonyms: tuple[synonyms.Row, ...] = ()
 
 
@@ -116,7 +117,7 @@ class _Writing:
         self._langs = tuple(dict.fromkeys((edition.lang, made_of.config.source_language)))
         self._spoken = [made_of.config.language(lang).search for lang in self._langs]
         self._tokenizer = Tokenizer(self._spoken)
-        self._tables = store.digest(made_of.glossary, made_of.works, self._spoken)
+        self._tables = store.digest(made_of.glossary, made_of.works, made_of.programs, self._spoken)
         # Parts of an older index, which a browser may still keep, must not be mixed with these.
         self._version = hashlib.sha256()
 
@@ -163,7 +164,8 @@ class _Writing:
         self._put(name, content)
 
     def _places(self, page: Page) -> Sequence[Place]:
-        return places.places(page, self._made_of.glossary, self._made_of.works)
+        made_of = self._made_of
+        return places.places(page, made_of.glossary, made_of.works, made_of.programs)
 
     def _entry(self, page: Page) -> _Entry:
         inside = self._places(page)

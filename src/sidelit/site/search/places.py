@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from markdown_it.token import Token
@@ -21,7 +21,7 @@ from sidelit.config.glossary import Glossary
 from sidelit.site import listing
 from sidelit.site.content import Piece
 from sidelit.site.edition import Page, Words
-from sidelit.site.model import Work
+from sidelit.site.model import Program, Work
 from sidelit.text import markup
 
 # What a place is: its name is compared with a query accordingly.
@@ -45,13 +45,21 @@ class Place:
     """Whether it is folded: what few readers look for."""
 
 
-def places(shown: Page, glossary: Glossary, works: Sequence[Work]) -> tuple[Place, ...]:
+def places(
+    shown: Page, glossary: Glossary, works: Sequence[Work], programs: Sequence[Program] = ()
+) -> tuple[Place, ...]:
     """The places of a page, in its order."""
     if not shown.text.prose:
         return tuple(_sections(shown))
     kind = getattr(shown.text.item, "append", "")
-    rows = _terms(glossary, shown.lang) if kind == "glossary" else ()
-    return (*_headings(shown), *rows, *(_works(works) if kind == "bibliography" else ()))
+    rows: Iterable[Place] = ()
+    if kind == "glossary":
+        rows = _terms(glossary, shown.lang)
+    elif kind == "bibliography":
+        rows = _works(works)
+    elif kind == "commands":
+        rows = _commands(programs, shown)
+    return (*_headings(shown), *rows)
 
 
 def _sections(shown: Page) -> Iterator[Place]:
@@ -115,6 +123,16 @@ def _works(works: Sequence[Work]) -> Iterator[Place]:
     for work in works:
         said = f"{work.authors} {work.year} {work.where} {work.note}"
         yield Place(work.id, work.title, WORK, " ".join(said.split()))
+
+
+def _commands(programs: Sequence[Program], shown: Page) -> Iterator[Place]:
+    """Programs by their names, and options by theirs; the program of an option is no second name of it."""
+    foreign = shown.source_lang != shown.lang
+    for program in programs:
+        yield Place(program.id, program.name, WORDS, program.about, program.example, foreign)
+        for option in (option for group in program.groups for option in group.options):
+            title = " · ".join((*option.names, f"{program.name} …"))
+            yield Place(option.id, title, WORDS, " ".join((option.help, *option.choices)), "", foreign)
 
 
 def _said(tokens: Sequence[Token]) -> str:
