@@ -1,5 +1,5 @@
-// Which lessons are finished is remembered in this browser and nowhere else. The button is made here: without
-// scripts, or where nothing may be stored, it would be dead.
+// Which lessons are finished is remembered in this browser and nowhere else; a teacher opens all answers, to print them,
+// by a button or the address `?answers`. Without scripts, or where nothing may be stored, the buttons would be dead.
 "use strict";
 
 {
@@ -28,5 +28,17 @@
     lesson?.append(finish);
     addEventListener("storage", show);
     show();
+  }
+
+  // Paper shows what is open.
+  const answers = lesson ? all(".answer", lesson) : [];
+  if (answers[0]) {
+    const every = button("finish", [], () => turn(!answers[0].open));
+    const turn = (open) => {
+      for (const answer of answers) answer.open = open;
+      every.textContent = open ? lesson.dataset.fold : lesson.dataset.open;
+    };
+    turn(location.search === "?answers");
+    lesson.append(every);
   }
 }

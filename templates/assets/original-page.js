@@ -6,9 +6,9 @@ const originals = async ({ url, lang, sheet }) => {
   const WORDS = ":is(h1, h2, h3, h4, p, ul, ol, dl, table, blockquote, .scroll, .admonition, .ask, .footnotes):not(.acts, .aside, .badge, .eyebrow, .label, .origin)";
   const sections = (page) => {
     const found = {};
-    for (const box of all("main :is(section > .doc, .essay, .text, .intro, .plan)", page)) {
-      let id = box.matches(".doc") ? box.parentElement.id : box.className;
-      for (const block of box.children) {
+    for (const box of all("main :is(section > .doc, .told, .essay, .text, .intro, .plan)", page)) {
+      let id = box.matches(".doc, .told") ? box.closest("section").id : box.className;
+      for (const block of all(":scope > *, :scope > .pair > * > *", box)) {
         if (block.matches(":is(h2, h3)[id]")) id = block.id;
         if (block.matches(WORDS)) (found[id] ??= []).push(block);
       }

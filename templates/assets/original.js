@@ -51,7 +51,7 @@
     // Below a heading stands the line that cites it.
     (one(":scope > .doc > .acts", place) ?? place.nextElementSibling).append(made);
   }
-  if (one(`:is(.doc, .essay, .text) > ${WORDS}`)) one(".langs").after(whole);
+  if (one(`:is(.doc, .essay, .text, .lead) > ${WORDS}`)) one(".langs").after(whole);
   if (stored(KEY)) {
     restore();
     turn(true).then(() => { if (history.state?.read) scrollTo({ top: history.state.read, behavior: "instant" }); }, () => {});

@@ -32,5 +32,35 @@ def test_figures_stand_at_the_left_edge_of_the_words(walk: Open, name: str, widt
     page = show(walk(name), width)
     words = edges(page, ".text > p")
     assert len(words) == 1
-    assert edges(page, ".text > .drawing") == words
+    assert edges(page, ".text > .drawing") <= words
+    # Beside words, figures have an edge of their own; on a phone there is one column.
+    beside = edges(page, ".margin > .drawing")
+    assert beside <= words if width == NARROW else len(beside) <= 1 and not beside & words
     assert {*page.locator(".sheet svg").evaluate_all(BEHIND)} == {"none"}
+
+
+def test_on_paper_answers_stay_folded_until_a_teacher_opens_them(visit: Open) -> None:
+    page = visit(CONFIG.course.lessons[0].output)
+    page.emulate_media(media="print")
+    answer = page.locator(".ask .said").first
+    assert not answer.is_visible()
+    page.goto(f"{page.url}?answers")
+    assert answer.is_visible()
+    page.emulate_media(media="screen")
+    page.locator("button.finish").last.click()
+    assert not answer.is_visible()
+
+
+def test_what_belongs_to_words_stands_beside_them_and_below_them_on_a_phone(visit: Open) -> None:
+    page = visit(CONFIG.course.lessons[1].output, width=WIDE)
+    places = "all => all.map(one => { const box = one.getBoundingClientRect(); return [box.left, box.top] })"
+    for pair in page.locator(".pair:has(> .lead > *)").all():
+        (lead, margin) = pair.locator("> .lead, > .margin").evaluate_all(places)
+        assert margin[0] > lead[0]
+        assert margin[1] <= lead[1] + 5
+    show(page, NARROW)
+    for pair in page.locator(".pair:has(> .lead > *)").all():
+        (lead, margin) = pair.locator("> .lead, > .margin").evaluate_all(places)
+        assert margin[0] == lead[0]
+        assert margin[1] > lead[1]
+    assert page.evaluate("document.documentElement.scrollWidth") == NARROW

@@ -14,8 +14,6 @@ import html
 import posixpath
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from html.parser import HTMLParser
-from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote, unquote
 
@@ -24,6 +22,7 @@ from sidelit.config.prose import Prose
 from sidelit.errors import SidelitError
 from sidelit.files import atomic
 from sidelit.site import navigation, site
+from sidelit.text.columns import unpaired
 
 # The words of a lesson, from their first element to their last.
 _WORDS = re.compile(r'(?s)<div class="text">\n(.*?)(?=</div>\n</article>)')
@@ -43,9 +42,6 @@ _ASKED = re.compile(r'(?:<link [^>]*?href|src|data-faces)="([^"#]*)"')
 _URL = re.compile(r"""url\(["']?([^"')#]+)""")
 # What has a slide to itself: a section of a chapter, and a drawing.
 _ALONE = ("section", "figure")
-_VOID = frozenset(
-    ("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "wbr")
-)
 # By its mark a folder is known to be one of the press's own, which a later deck may replace.
 _ALWAYS = (atomic.MARK, "assets/slides.css", "assets/slides.js")
 
@@ -125,7 +121,7 @@ def _cut(words: str) -> Iterator[str]:
     """
     heading, above = "", ""
     held: list[tuple[str, str]] = []
-    for tag, element in elements(words):
+    for tag, element in unpaired(words):
         tags = [each for each, _ in held]
         if held and (tag == "h2" or tags[-1] in _ALONE or (tag in _ALONE and not _leads(tags))):
             yield _slide(above, held)
@@ -145,44 +141,6 @@ def _slide(above: str, held: Sequence[tuple[str, str]]) -> str:
     """A slide; one that goes on with a section says which."""
     goes_on = f' data-section="{html.escape(above)}"' if above and held[0][0] != "h2" else ""
     return f'<div class="text"{goes_on}>\n{"".join(element for _, element in held)}'
-
-
-def elements(text: str) -> Iterator[tuple[str, str]]:
-    """The elements of a text that stand in no other, by their tags; each with what follows it.
-
-    >>> list(elements("<p>a<b>b</b></p>\\n<hr><p>c</p>"))
-    [('p', '<p>a<b>b</b></p>\\n'), ('hr', '<hr>'), ('p', '<p>c</p>')]
-    """
-    reader = _Reader()
-    reader.feed(text)
-    starts = [*reader.starts, ("", len(text))]
-    for (tag, start), (_, end) in pairwise(starts):
-        yield tag, text[start:end]
-
-
-class _Reader(HTMLParser):
-    """Notes where the elements begin that stand in no other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.starts: list[tuple[str, int]] = []
-        self._depth = 0
-
-    def feed(self, data: str) -> None:
-        self._lines = [0, *(found.end() for found in re.finditer("\n", data))]
-        super().feed(data)
-
-    def handle_starttag(self, tag: str, attributes: object) -> None:
-        self.handle_startendtag(tag, attributes)
-        self._depth += tag not in _VOID
-
-    def handle_startendtag(self, tag: str, attributes: object) -> None:
-        if self._depth == 0:
-            line, column = self.getpos()
-            self.starts.append((tag, self._lines[line - 1] + column))
-
-    def handle_endtag(self, tag: str) -> None:
-        self._depth -= 1
 
 
 def needed(files: Mapping[str, bytes], pages: Mapping[str, bytes]) -> dict[str, bytes]:

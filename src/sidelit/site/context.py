@@ -39,6 +39,7 @@ from sidelit.site.pictures import Pictures
 from sidelit.site.usage import Backlinks
 from sidelit.symbols import marking
 from sidelit.symbols.marking import Marker, Notation
+from sidelit.text import columns
 from sidelit.text.math import Typesetter, unnumbered
 from sidelit.theme import RAISED, Theme
 
@@ -66,10 +67,13 @@ def fragment(template: str, language: Language, theme: Theme, values: Mapping[st
 
 
 def _filled(template: str, language: Language, theme: Theme, values: Mapping[str, object]) -> str:
-    """Beside the values a template has `ui`, the words of the interface, and `own`, those of the project."""
+    """Beside the values a template has `ui`, the words of the interface, `own`, those of the project, and
+    what puts words in columns.
+    """
+    columned = {"pairs": columns.pairs, "rows": columns.rows, "height": columns.height}
     try:
         return theme.environment.get_template(template).render(
-            {**values, "ui": language.words, "own": language.own}
+            {**columned, **values, "ui": language.words, "own": language.own}
         )
     except RAISED as error:
         raise theme.refused(error) from None

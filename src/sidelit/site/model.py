@@ -212,6 +212,8 @@ class LessonHead:
     needs: Markup
     aims: tuple[Markup, ...]
     lab: LabHead | None = None
+    labs: tuple[Link, ...] = ()
+    """The labs that belong to it."""
 
 
 # ## What a page states about itself

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from press.project import edit, page, sidelit, tree
 from press.site.lessons import ROW, give_lessons
-from sidelit.export import slides
+from sidelit.text import columns
 
 HERE = "build/slides/row"
 
@@ -36,7 +36,7 @@ def cut(text: str) -> list[str]:
         text,
     )
     return [
-        (above.partition("=")[2].strip('"'), [tag for tag, _ in slides.elements(words)])
+        (above.partition("=")[2].strip('"'), [tag for tag, _ in columns.elements(words)])
         for above, words in found
     ]
 
@@ -127,4 +127,4 @@ NESTED = st.recursive(
 @given(st.lists(st.tuples(st.sampled_from(["p", "div", "h2", "figure"]), NESTED), min_size=1, max_size=5))
 def test_the_elements_of_a_text_are_those_it_was_made_of(parts: list[tuple[str, str]]) -> None:
     text = [(tag, f"<{tag}>{inner}</{tag}>\n") for tag, inner in parts]
-    assert list(slides.elements("".join(each for _, each in text))) == text
+    assert list(columns.elements("".join(each for _, each in text))) == text
