@@ -12,7 +12,7 @@ from pathlib import Path
 from sidelit.config import config
 from sidelit.errors import SidelitError
 from sidelit.files import atomic
-from sidelit.site import printing, site
+from sidelit.site import navigation, printing, site
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,10 @@ def build(
     folder = Path(out) if out is not None else made.project / "build" / "site"
     with atomic.written(folder) as fresh:
         done = site.write(made, fresh, keep_going=keep_going, jobs=jobs)
-    return Printed(folder, _pages(done.files, folder), done.odd, done.skipped)
+    # The list of all pages is none of them.
+    lists = {navigation.address(made, made.contents, lang) for lang in made.languages}
+    pages = (name for name in done.files if name not in lists)
+    return Printed(folder, _pages(pages, folder), done.odd, done.skipped)
 
 
 def print_files(

@@ -1,4 +1,4 @@
-// Comforts for those who read long: keys, a copy button on code, sections that fold, a filter in the contents. Each
+// Comforts for those who read long: keys, a copy button on code, sections that fold. Each
 // control is made here, since without scripts it would be dead.
 "use strict";
 
@@ -112,27 +112,4 @@ const rests = ({ screenX, screenY }) => !pointed || pointed === `${screenX} ${sc
     turnTo(false);
     one(".acts", section).append(fold);
   }
-
-  // ---- The contents: what holds the letters that one types; where nothing does, the pages that the search finds.
-  const panel = one(".panel");
-  const field = make("input", "filter", [], { type: "search", placeholder: words.filter });
-  const groups = all(".group", panel ?? dialog).map((group) => [group, group.open]);
-  const narrow = (wanted, found = []) => {
-    const pages = new Set(found.map(({ address }) => new URL(searchWords.pages + address, location).href));
-    const meant = (item) => item.textContent.toLowerCase().includes(wanted) || all("a", item).some(({ href }) => pages.has(href));
-    for (const item of all("li", panel)) item.hidden = !meant(item);
-    for (const [group, open] of groups) {
-      group.open = wanted || open;
-      group.hidden = !one("li:not([hidden])", group);
-    }
-  };
-  field.oninput = async () => {
-    const wanted = field.value.toLowerCase();
-    narrow(wanted);
-    if (one("li:not([hidden])", panel) || !searchWords.index) return;
-    // Where the index cannot be loaded, the letters have to do; meanwhile somebody may have typed on.
-    const { found } = await searchAnswers(wanted).catch(() => ({ found: [] }));
-    if (field.value.toLowerCase() === wanted) narrow(wanted, found);
-  };
-  one(".past")?.after(field);
 }

@@ -15,6 +15,13 @@
       const mark = make("span", "finished", ["✓"], { role: "img", ariaLabel: words.finished });
       (one("b", link) ?? link).append(mark);
     }
+    // How many of a group are done is seen where it is folded.
+    for (const group of all(".book > details.group")) {
+      const links = all("a[data-lesson]", group);
+      const count = links.filter(({ dataset }) => done.has(dataset.lesson)).length;
+      one(".progress", group)?.remove();
+      if (count) one("summary", group).append(make("span", "progress", [`${count}/${links.length}`]));
+    }
     if (lesson) finish.textContent = done.has(lesson.dataset.lesson) ? words.unfinish : words.finish;
   };
   const finish = button("finish", [], () => {

@@ -1,5 +1,5 @@
 // What scripts add to a page that is complete without them: the reader's theme, a language menu that keeps the
-// section, contents that know where one is, and fewer stops for the keyboard.
+// section, contents that know where one is, and fewer stops for the keyboard. The contents themselves are in sidebar.js.
 "use strict";
 
 {
@@ -78,34 +78,6 @@
     waiting = true;
   };
 
-  // ---- The contents panel opens at its place, is walked by arrow keys, and closes as a menu does.
-  // A page without contents has a menu that nobody sees.
-  const menu = one("details.menu") ?? make("details", "");
-  const close = () => { menu.open = false; };
-  menu.addEventListener("toggle", () => {
-    if (!menu.open) return;
-    follow();
-    // Wide, each list scrolls by itself; narrow, the panel does, and the section is what one looks for there.
-    for (const name of [".book", ".toc"]) {
-      const mark = one(`${name} [aria-current]`, menu);
-      if (!mark) continue;
-      const list = mark.closest(name);
-      const box = list.scrollHeight > list.clientHeight ? list : list.parentElement;
-      const [outer, inner] = [box, mark].map((each) => each.getBoundingClientRect());
-      box.scrollTop += inner.top - outer.top - (outer.height - inner.height) / 2;
-    }
-  });
-  menu.addEventListener("focusout", ({ relatedTarget }) => {
-    if (relatedTarget && !menu.contains(relatedTarget)) close();
-  });
-  menu.addEventListener("keydown", (event) => {
-    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-    if (!step || !menu.open) return;
-    const stops = all("summary, a", menu).filter((stop) => stop.checkVisibility());
-    stops[stops.indexOf(document.activeElement) + step]?.focus();
-    event.preventDefault();
-  });
-
   // ---- A box that can scroll is a stop for the keyboard only while it has something to scroll.
   const labels = new Map(all("main [tabindex='0'][role='group']").map((box) => [box, box.ariaLabel]));
   // Either the box changes its width, or what it holds does: with the window, and once the fonts are there.
@@ -126,6 +98,8 @@
   follow();
   for (const kind of ["scroll", "resize"]) addEventListener(kind, soon, { passive: true });
   addEventListener("hashchange", () => { nameTarget(); soon(); });
+  // The contents open at the section one is in.
+  one(".panel")?.addEventListener("toggle", follow);
   // What folds or unfolds exchanges what stands at the top. The event does not bubble: it is caught on its way down.
   addEventListener("toggle", soon, true);
   // A hand can be ahead of the next frame: a link to another language is looked at again when it is used.
@@ -139,12 +113,5 @@
   for (const kind of ["wheel", "touchmove"]) addEventListener(kind, () => { place = null; }, { passive: true });
   addEventListener("keydown", ({ key }) => {
     if (/^(Page|Home|End|Arrow(Down|Up)|\s$)/.test(key)) place = null;
-    if (key === "Escape") {
-      if (menu.open) one("summary", menu).focus();
-      close();
-    }
-  });
-  addEventListener("click", ({ target }) => {
-    if (!menu.contains(target) || target.closest("a")) close();
   });
 }

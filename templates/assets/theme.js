@@ -32,6 +32,9 @@ const named = (hash) => {
 
 const chosen = stored("sidelit-theme");
 if (["light", "dark"].includes(chosen)) document.documentElement.dataset.theme = chosen;
+// Whether the reader keeps the contents beside the page, or has put them away.
+const contents = stored("sidelit-contents");
+if (["open", "shut"].includes(contents)) document.documentElement.dataset.contents = contents;
 // A page that was opened from a disk may use its fonts, but not ask for them ahead.
 if (location.protocol !== "file:") {
   for (const href of document.currentScript.dataset.faces.split(" ")) {

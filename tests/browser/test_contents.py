@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 from built import CHAPTERS, CONFIG, FRAMES, LANGUAGES, LONG_CHAPTERS, NARROW, WIDE, Open, longest, path_of
 
 pytestmark = pytest.mark.full
 
+# What a list may have that is open by itself.
+AT_MOST = 12
+LAB = CONFIG.labs.labs[4]
+LESSON = "three_states.html"
 # The last chapter of the longest part: in a list that opened at its top it would be out of sight.
 FAR = max(CONFIG.parts, key=lambda part: len(part.chapters)).chapters[-1].output
 LAST_OF_ITS_PART = CONFIG.parts[0].chapters[-1].output
@@ -35,9 +41,18 @@ READ = """
 """
 
 
+# All parts are there: what a page does not list itself has come.
+WHOLE = "() => !document.querySelector('.panel a.group')"
+
+
 def opened(page: Page) -> Page:
     """Open the contents as a reader does, and wait until they stand at their place."""
-    page.locator("details.menu > summary").click()
+    page.locator(".menu").click()
+    return settled(page)
+
+
+def settled(page: Page) -> Page:
+    page.wait_for_function(WHOLE)
     page.evaluate(FRAMES)
     return page
 
@@ -46,9 +61,11 @@ def opened(page: Page) -> Page:
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 def test_the_contents_open_at_the_page_one_is_in(visit: Open, width: int) -> None:
     page = opened(visit(FAR, width=width))
-    groups = [*CONFIG.parts, *filter(None, [CONFIG.course.lessons, CONFIG.labs.labs])]
-    assert page.locator(".group").count() == len(groups)
-    assert page.locator(".group[open]").count() == 1
+    # Each lab stands beside its lesson.
+    groups = [*CONFIG.parts, *filter(None, [CONFIG.course.lessons, CONFIG.back_label])]
+    assert page.locator(".book > .group").count() == len(groups)
+    assert page.locator(".book > .group[open]").count() == 1
+    assert page.locator(".book .group .group[open]").count() == 1
     mark = page.locator(".group[open] [aria-current=page]")
     assert mark.count() == 1
     assert mark.evaluate(IN_SIGHT)
@@ -98,7 +115,7 @@ def test_one_step_leads_past_the_contents(visit: Open) -> None:
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     assert page.url.endswith("#main-text")
-    assert page.locator("details.menu[open]").count() == 0
+    expect(page.locator(".panel")).to_be_hidden()
 
 
 @pytest.mark.nightly
@@ -106,7 +123,7 @@ def test_who_leaves_the_contents_closes_them(visit: Open) -> None:
     page = opened(visit(FAR))
     page.locator(".panel a").last.focus()
     page.keyboard.press("Tab")
-    assert page.locator("details.menu[open]").count() == 0
+    expect(page.locator(".panel")).to_be_hidden()
 
 
 @pytest.mark.nightly
@@ -114,16 +131,136 @@ def test_arrow_keys_walk_the_contents(visit: Open) -> None:
     page = opened(visit(FAR))
     for _ in range(2):
         page.keyboard.press("ArrowDown")
-    assert page.evaluate("document.activeElement === document.querySelectorAll('.panel a')[1]")
+    assert page.evaluate("document.activeElement.matches('.past ~ * summary')")
     for _ in range(2):
         page.keyboard.press("ArrowUp")
-    assert page.evaluate("document.activeElement.matches('.menu > summary')")
+    assert page.evaluate("document.activeElement.matches('.menu')")
 
 
 def test_the_contents_open_without_scripts(walk: Open) -> None:
     page = walk(FAR, scripts=False)
-    page.locator("details.menu > summary").click()
+    page.locator(".menu").click()
     assert page.locator(".panel [aria-current=page]").is_visible()
+    page.locator(".panel a.group").first.click()
+    page.wait_for_url("**/contents.html#*")
+    target = page.evaluate("document.querySelector(location.hash).textContent")
+    assert target == CONFIG.course.label
+    # That page has all of them, and here they stand beside the words.
+    listed = page.locator("main li > a").evaluate_all("all => all.map(one => one.getAttribute('href'))")
+    assert listed == [item.output for item in CONFIG.order]
+    assert page.locator(".panel").is_visible()
+
+
+# ## Beside the page
+
+
+def test_beside_a_lesson_stands_the_group_that_it_is_in(visit: Open) -> None:
+    page = settled(visit(LESSON))
+    panel = page.locator(".panel")
+    assert panel.is_visible()
+    assert not page.locator(".menu").is_visible()
+    assert 0 < panel.locator(".group .group li a:visible").count() <= AT_MOST
+    # The lab of a lesson stands below it.
+    lab = panel.locator(f"li:has(> [aria-current=page]) li a[href$='{LAB.output}']")
+    assert lab.inner_text().startswith(f"Lab {LAB.number}")
+    lab.click()
+    page.wait_for_url(f"**/{LAB.output}")
+    assert panel.locator("li li [aria-current=page]").is_visible()
+
+
+def test_no_group_lists_more_than_a_reader_takes_in_at_a_glance() -> None:
+    chapters = Counter((part.label, each.group) for part in CONFIG.parts for each in part.chapters)
+    assert max(chapters.values()) <= AT_MOST, chapters
+    lessons = Counter(lesson.group for lesson in CONFIG.course.lessons)
+    assert max(lessons.values()) + len(CONFIG.labs.labs) // len(lessons) <= AT_MOST
+    assert len(CONFIG.back) <= AT_MOST
+
+
+def test_the_book_is_sixty_chapters_and_the_workshop_has_the_rest() -> None:
+    read = [each for each in CONFIG.chapters if not each.workshop]
+    assert 55 <= len(read) <= 65
+    assert len(CONFIG.chapters) - len(read) < 60
+    assert [part.number for part in CONFIG.parts] == ["I", "II", "III", "IV", "V", ""]
+
+
+def test_a_finished_lesson_is_seen_in_the_contents(visit: Open) -> None:
+    page = settled(visit(LESSON))
+    progress = page.locator(".book .progress")
+    assert progress.count() == 0
+    page.locator(".finish").click()
+    total = len(CONFIG.course.lessons) + len(CONFIG.labs.labs)
+    expect(progress).to_have_text(f"1/{total}")
+    assert page.locator(".panel [aria-current=page] .finished").is_visible()
+    page.locator(".finish").click()
+    expect(progress).to_have_count(0)
+
+
+@pytest.mark.cases(ci=1)
+@pytest.mark.parametrize("width", [1920, 2560])
+def test_beside_a_chapter_lines_and_words_have_their_room(visit: Open, width: int) -> None:
+    page = settled(visit(LONG_CHAPTERS[-1], width=width))
+    assert page.locator(".panel").is_visible()
+    letters = page.locator(".line .k").first.evaluate(
+        "one => parseFloat(getComputedStyle(one).fontSize) * .6"
+    )
+    line = page.locator(".sec:not(.above, .opening) .line").first
+    room = line.evaluate("one => one.clientWidth") - page.locator(".num").first.evaluate(
+        "one => one.clientWidth"
+    )
+    assert room / letters >= 100
+    words = page.locator(".sec:not(.above, .opening) .doc p").first.evaluate("one => one.clientWidth / 8.2")
+    assert words >= 60
+
+
+def test_a_chapter_keeps_its_width_on_a_smaller_screen(visit: Open) -> None:
+    page = visit(CHAPTERS[0])
+    assert not page.locator(".panel").is_visible()
+    assert page.locator("main").evaluate("main => main.clientWidth") == WIDE
+
+
+@pytest.mark.nightly
+def test_who_puts_the_contents_away_finds_them_so_on_the_next_page(visit: Open) -> None:
+    page = settled(visit(LESSON))
+    beside = page.locator("main").evaluate("main => main.clientWidth")
+    page.locator(".hide").click()
+    assert not page.locator(".panel").is_visible()
+    assert page.locator("main").evaluate("main => main.clientWidth") > beside
+    assert page.evaluate("document.activeElement.matches('.menu')")
+    page.reload()
+    assert not page.locator(".panel").is_visible()
+    opened(page)
+    page.locator(".keep").click()
+    page.reload()
+    assert page.locator(".panel").is_visible()
+    assert page.locator("main").evaluate("main => main.clientWidth") == beside
+    # A chapter has room for them from another width on.
+    page.set_viewport_size({"width": 1500, "height": 900})
+    page.goto(page.url.replace(LESSON, CHAPTERS[0]))
+    assert page.locator(".panel").is_visible()
+    page.evaluate("localStorage.clear()")
+
+
+def test_the_filter_finds_what_the_page_does_not_list(visit: Open) -> None:
+    page = visit(LESSON)
+    page.locator(".filter").fill("loss scaling")
+    expect(page.locator(".panel li a:visible")).to_have_count(1)
+    assert "Loss scaling" in page.locator(".panel li a:visible").inner_text()
+    page.locator(".filter").fill("")
+    expect(page.locator(".book > .group[open]")).to_have_count(1)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("width", [1100, WIDE])
+def test_beside_the_contents_a_lesson_has_room_for_its_words(visit: Open, width: int) -> None:
+    """What it takes of a chapter has the words above the code."""
+    page = visit(LESSON, width=width)
+    taken = page.locator(".taken:not(.above)").first
+    words, code = (taken.locator(each).first.bounding_box() for each in (".doc", "pre.code"))
+    assert words
+    assert code
+    assert words["y"] + words["height"] <= code["y"] + 1
+    assert taken.locator(".doc p").first.evaluate("one => one.clientWidth / 8.2") >= 60
+    assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
 @pytest.mark.cases(ci=1)

@@ -60,7 +60,7 @@ title => title.textContent.split(" ").filter((word, index, words) => {
 # What of the bar lies over what stands after it.
 OVER = """
 () => {
-    const all = [".brand", ".menu > summary", ".find", ".tools", ".theme"];
+    const all = [".brand", ".menu", ".find", ".tools", ".theme"];
     const boxes = all.map(each => document.querySelector(each)).filter(each => each?.checkVisibility());
     return boxes.flatMap((one, at) => boxes.slice(at + 1).filter(other => !one.contains(other)
         && !other.contains(one)

@@ -244,7 +244,7 @@ def test_the_page_of_a_package_is_the_index_of_its_folder(tmp_path: Path) -> Non
     site = tmp_path / "build/site"
     pages = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
     made = ["nets/a.html", "nets/index.html", "odd/__init__.html", "odd/index.html"]
-    assert pages == ["__init__.html", "index.html", *made]
+    assert pages == ["__init__.html", "contents.html", "index.html", *made]
     html = (site / "nets/a.html").read_text("utf-8")
     assert 'See <a href="index.html">nets</a> and <a href="index.html">this</a>' in html
     # A site whose readers know the other address keeps it.

@@ -79,6 +79,8 @@ class Row:
     recheck: int
     stale: int
     missing: int
+    optional: bool = False
+    """Whether nobody owes the page a translation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,8 @@ class Catalogs:
     """The tag of the language that everything is written in."""
     originals: frozenset[tuple[str, str]] = frozenset()
     """The pages, each with a language, that are shown there as they were written."""
+    optional: frozenset[str] = frozenset()
+    """The pages that nobody owes a translation."""
 
     def catalog(self, page: str, lang: str) -> Catalog:
         """The catalogue of a page; an empty one for a page that `load` was not given."""
@@ -101,6 +105,8 @@ class Catalogs:
 
     def translation(self, page: str, lang: str) -> Catalog | None:
         """The same, but nothing in the language that the page is written in: there is nothing to look up."""
+        if (page, lang) in self.originals:
+            return Catalog(page, lang, source=self.source, original=True)
         return self.catalog(page, lang) if lang in self.languages else None
 
 
@@ -142,7 +148,9 @@ def status(shelf: Catalogs) -> tuple[Row, ...]:
     rows = []
     for catalog in shelf.catalogs.values():
         states = [catalog.state(key) for key in catalog.digests]
-        rows.append(Row(catalog.page, catalog.lang, *(states.count(state) for state in STATES)))
+        current, recheck, stale, missing = (states.count(state) for state in STATES)
+        optional = catalog.page in shelf.optional
+        rows.append(Row(catalog.page, catalog.lang, current, recheck, stale, missing, optional))
     return tuple(rows)
 
 
@@ -233,7 +241,8 @@ def _digest(live: Mapping[Key, Entry]) -> str:
 # | missing | nobody translated it, or somebody pasted the original | the original, marked |
 #
 # A part may say in which languages its pages stand; in the others they are shown as they were written,
-# without any of these states, and nobody waits for a translation.
+# without any of these states, and nobody waits for a translation. A page of the workshop is shown so while
+# less than half of it is translated.
 #
 # A site's words for building are `load`, `Catalogs.catalog` and `translate`; for translators `sync`, `status`
 # and `reviewed`. All of them match catalogues with pages in memory first, so they agree with each other.
@@ -281,14 +290,27 @@ def load(
     """
     known = known or Graph()
     catalogs = {}
+    originals = {(page.name, lang) for page in pages for lang in languages if not page.stands_in(lang)}
     for lang, files in _read_all(locale_dir, languages, known).items():
         others = Late(partial(_remembered, tuple(files.values())))
         homes = shelves(pages, files)
         for page in (each for each in pages if each.stands_in(lang)):
             own = [files[name] for name in (page.name, *page.former) if homes.get(name) == page.name]
-            catalogs[page.name, lang] = matched(page, lang, own, others, source, known)
-    originals = ((page.name, lang) for page in pages for lang in languages if not page.stands_in(lang))
-    return Catalogs(catalogs, tuple(languages), source, frozenset(originals))
+            made = catalogs[page.name, lang] = matched(page, lang, own, others, source, known)
+            if page.optional and _little(made, page, known):
+                originals.add((page.name, lang))
+    optional = frozenset(page.name for page in pages if page.optional)
+    return Catalogs(catalogs, tuple(languages), source, frozenset(originals), optional)
+
+
+def _little(catalog: Catalog, page: PageUnits, known: Graph) -> bool:
+    """Whether less than half of a page can be shown in the language of its catalogue."""
+
+    def counted() -> bool:
+        states = [catalog.state(key) for key in catalog.digests]
+        return 2 * sum(state in ("current", "recheck") for state in states) < len(states)
+
+    return known.of("little", (catalog.digest, store.digest(page)), counted)
 
 
 def _remembered(files: Sequence[po_file.File]) -> Mapping[str | tuple[str, str, str], Entry]:

@@ -50,13 +50,15 @@ class PageUnits:
     """The sections of one page, in source order.
 
     `name` is its catalogue's path below the language, `former` are the paths at which older catalogues may
-    lie. `languages` are those it stands in; empty for all those of the site.
+    lie. `languages` are those it stands in; empty for all those of the site. With `optional` nobody owes it
+    a translation.
     """
 
     name: str
     sections: tuple[SectionUnits, ...]
     former: tuple[str, ...] = ()
     languages: tuple[str, ...] = ()
+    optional: bool = False
 
     def stands_in(self, lang: str) -> bool:
         """Whether the page has a catalogue in a language."""

@@ -302,12 +302,18 @@ def status(given: argparse.Namespace) -> int:
     rows = catalog.status(books)
     names = ("page", "lang", "current", "recheck", "stale", "missing")
     if given.json:
-        print(json.dumps([{name: getattr(row, name) for name in names} for row in rows], indent=2))
+        keys = (*names, "optional")
+        print(json.dumps([{name: getattr(row, name) for name in keys} for row in rows], indent=2))
         return 0
     width = max((len(row.page) for row in rows), default=4) + 2
     print(f"{'page':<{width}}lang" + "".join(f"{name:>9}" for name in names[2:]))
-    for row in rows:
-        print(f"{row.page:<{width}}{row.lang:<4}" + "".join(f"{getattr(row, name):>9}" for name in names[2:]))
+    for optional in (False, True):
+        chosen = [row for row in rows if row.optional is optional]
+        if optional and chosen:
+            print("\nThe workshop, which nobody has to translate:")
+        for row in chosen:
+            counts = "".join(f"{getattr(row, name):>9}" for name in names[2:])
+            print(f"{row.page:<{width}}{row.lang:<4}{counts}")
     return 0
 
 

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath, PurePosixPath
+from typing import Any
 
 from sidelit.config import languages
 from sidelit.config.toml import Table
@@ -86,16 +87,19 @@ def tree(project: Path, root: str, top: Table) -> Tree:
     """The sources of a project, with what its parts list by name."""
     found = Tree(project, root, top.take("index_pages", bool, False))
     # What has another form than it should have is refused by whoever takes it.
-    parts = top.data.get("parts", [])
-    for part in parts if isinstance(parts, list) else ():
-        folder, entries = (
-            (part.get("folder", root), part.get("chapters")) if isinstance(part, dict) else ("", [])
-        )
-        for entry in entries if isinstance(entries, list) else ():
-            given = entry.get("source") if isinstance(entry, dict) else entry
-            if isinstance(given, str) and not _PATTERN.search(given) and not given.startswith("!"):
-                found.taken.add(str(PurePosixPath(str(folder).strip("/"), given)))
+    for part in _dicts(top.data.get("parts")):
+        folder = part.get("folder", root)
+        for stretch in (part, *_dicts(part.get("groups"))):
+            entries, below = stretch.get("chapters"), str(stretch.get("folder", folder)).strip("/")
+            for entry in entries if isinstance(entries, list) else ():
+                given = entry.get("source") if isinstance(entry, dict) else entry
+                if isinstance(given, str) and not _PATTERN.search(given) and not given.startswith("!"):
+                    found.taken.add(str(PurePosixPath(below, given)))
     return found
+
+
+def _dicts(said: object) -> list[dict[str, Any]]:
+    return [each for each in said if isinstance(each, dict)] if isinstance(said, list) else []
 
 
 def matching_chapters(table: Table, folder: str, tree: Tree) -> Iterator[Table]:
@@ -370,6 +374,20 @@ def left_out(run: str | None, proofs: Sequence[Proof]) -> str:
 #
 # Both are read from `site/sidelit.toml`. What a part says about its chapters, such as the dialect of their
 # docstrings or the languages that they stand in, holds for all of them.
+#
+# A long part has groups, which the contents fold. A group may say for itself what its part says for all:
+#
+#     [[parts]]
+#     label = "Workshop"
+#     workshop = true
+#
+#     [[parts.groups]]
+#     label = "The cache"
+#     chapters = ["cache/*.py"]
+#
+# What readers of a book do not have to read is its *workshop*. Its pages are printed, linked and found as all
+# others are, but the way from page to page leaves them out, the contents keep them folded, and nobody owes
+# them a translation.
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,6 +416,10 @@ class Chapter:
     """Whether the rows of its formulas have numbers that nobody wrote."""
     languages: tuple[str, ...] = ()
     """The languages it stands in; empty for all those of the site."""
+    group: str = ""
+    """The group of its part that it is in, by its label."""
+    workshop: bool = False
+    """Whether it is in the workshop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,6 +431,7 @@ class Part:
     chapters: tuple[Chapter, ...]
     question: str = ""
     """What a reader may ask that it answers."""
+    workshop: bool = False
 
 
 def part(table: Table, tree: Tree, usual: Manner, codes: Sequence[str]) -> Part:
@@ -418,16 +441,42 @@ def part(table: Table, tree: Tree, usual: Manner, codes: Sequence[str]) -> Part:
         table.take("label", str),
         table.take("question", str, ""),
     )
+    workshop = table.take("workshop", bool, False)
     folder, output = table.take("folder", str, tree.root).strip("/"), table.take("output", str, "").strip("/")
-    manner, entries = read_manner(table, usual), matching_chapters(table, folder, tree)
-    found = (_chapter(entry, folder, output, tree.root) for entry in entries)
-    kept = languages.kept(table, codes)
-    dialect, numbered = manner.dialect, manner.numbered
-    chapters = tuple(
-        replace(each, dialect=dialect, equation_numbers=numbered, languages=kept) for each in found
-    )
+    said = _Said(folder, output, read_manner(table, usual), languages.kept(table, codes))
+    chapters = list(_chapters(table, tree, said))
+    for group in table.tables("groups"):
+        name = group.take("label", str)
+        own = _Said(
+            group.take("folder", str, folder).strip("/"),
+            group.take("output", str, output).strip("/"),
+            read_manner(group, said.manner),
+            languages.kept(group, codes) or said.languages,
+        )
+        chapters += (replace(each, group=name) for each in _chapters(group, tree, own))
+        group.finish()
     table.finish()
-    return Part(number, label, chapters, question)
+    return Part(
+        number, label, tuple(replace(each, workshop=workshop) for each in chapters), question, workshop
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a part or a group says about all of its chapters."""
+
+    folder: str
+    output: str
+    manner: Manner
+    languages: tuple[str, ...]
+
+
+def _chapters(table: Table, tree: Tree, said: _Said) -> Iterator[Chapter]:
+    """The chapters that a part or a group lists."""
+    dialect, numbered = said.manner.dialect, said.manner.numbered
+    for entry in matching_chapters(table, said.folder, tree):
+        made = _chapter(entry, said.folder, said.output, tree.root)
+        yield replace(made, dialect=dialect, equation_numbers=numbered, languages=said.languages)
 
 
 def _chapter(table: Table, folder: str, output: str, root: str) -> Chapter:

@@ -11,7 +11,7 @@ path of the file starts there.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Literal, cast
@@ -218,6 +218,7 @@ def _known(rule: str, table: Table) -> None:
 
 # The catalogue of the words that stand on no page.
 SITE = "site"
+CONTENTS = "contents.html"
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +248,8 @@ class Config:
     """Commands of TeX that every formula may use, as `\\R` for `\\mathbb{R}`."""
     equation_numbers: bool = True
     """Whether the rows of formulas have numbers that nobody wrote, on pages of prose."""
+    back_label: str = ""
+    """What the pages behind the chapters are called together; without it the contents do not fold them."""
     home: str = "index.html"
     """The page that the title of the site leads to: the first one where none is called so."""
     inventories: tuple[Inventory, ...] = ()
@@ -296,9 +299,27 @@ class Config:
         return (*self.front, *self.course.lessons, *self.labs.labs, *self.back)
 
     @property
+    def groups(self) -> tuple[str, ...]:
+        """The labels of the groups that lessons and chapters are in, each once."""
+        lessons = (lesson.group for lesson in self.course.lessons)
+        named = (*lessons, *(chapter.group for chapter in self.chapters))
+        return tuple(dict.fromkeys(filter(None, named)))
+
+    @property
+    def contents(self) -> str:
+        """Where the list of all pages lies in the site; no page of the project may have its place."""
+        taken = {place.output for each in self.order for place in (each, *each.former)}
+        name = CONTENTS
+        while name in taken:
+            name = f"all-{name}"
+        return name
+
+    @property
     def order(self) -> tuple[Prose | Chapter, ...]:
-        """All pages, in reading order."""
-        return (*self.front, *self.course.lessons, *self.labs.labs, *self.chapters, *self.back)
+        """All pages, in reading order; the workshop comes last."""
+        read = (each for each in self.chapters if not each.workshop)
+        spare = (each for each in self.chapters if each.workshop)
+        return (*self.front, *self.course.lessons, *self.labs.labs, *read, *self.back, *spare)
 
     def shown(self, path: Path) -> str:
         """The way a path is written in messages and in the ledger: from the project folder."""
@@ -336,8 +357,9 @@ def load(path: Path) -> Config:
         tagline=top.take("tagline", str, ""),
         languages=codes,
         front=tuple(prose.prose(table, path.parent.name, codes) for table in top.tables("front")),
-        parts=tuple(chapters.part(table, tree, manner, codes) for table in top.tables("parts")),
+        parts=_parts(top, tree, manner, codes),
         back=tuple(prose.prose(table, path.parent.name, codes) for table in top.tables("back")),
+        back_label=top.take("back_label", str, ""),
         course=prose.course(top.table("course"), path.parent.name),
         labs=prose.labs(top.table("labs")),
         source_root=root,
@@ -361,6 +383,14 @@ def load(path: Path) -> Config:
     folder = config.folder / languages.FOLDER
     spoken = languages.spoken(config.languages, folder, config.shown(folder), top)
     return replace(config, spoken=spoken)
+
+
+def _parts(
+    top: Table, tree: chapters.Tree, manner: chapters.Manner, codes: Sequence[str]
+) -> tuple[Part, ...]:
+    """The parts, the workshop last: the numbers of the chapters that are read have no gap."""
+    found = [chapters.part(table, tree, manner, codes) for table in top.tables("parts")]
+    return tuple(sorted(found, key=lambda part: part.workshop))
 
 
 def _folder(said: str, project: Path, top: Table) -> str:

@@ -9,7 +9,7 @@ behind the lessons.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import PurePosixPath
 
@@ -45,6 +45,8 @@ class Lesson(Prose):
 
     number: str = ""
     """Its place in the course, from 0; empty for a lesson that the numbers pass over."""
+    group: str = ""
+    """The group of the course that it is in, by its label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +108,16 @@ def course(table: Table | None, folder: str) -> Course:
         return NO_COURSE
     label = table.take("label", str)
     lessons: list[Lesson] = []
-    for entry in table.tables("lessons"):
-        place = sum(bool(lesson.number) for lesson in lessons)
-        lessons.append(_lesson(entry, folder, str(place)))
+
+    def read(listing: Table, group: str) -> None:
+        for entry in listing.tables("lessons"):
+            place = sum(bool(lesson.number) for lesson in lessons)
+            lessons.append(replace(_lesson(entry, folder, str(place)), group=group))
+
+    read(table, "")
+    for group in table.tables("groups"):
+        read(group, group.take("label", str))
+        group.finish()
     table.finish()
     return Course(label, tuple(lessons))
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 import posixpath
 import re
 import shutil
@@ -242,6 +243,8 @@ class Entry:
     number: str
     source: str
     """The file that a chapter shows; empty for prose."""
+    group: tuple[str, str | None] = ("", None)
+    """The group of its part that it is in, and its language as that of the label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +255,12 @@ class Group:
     lang: str | None
     number: str
     entries: tuple[Entry, ...] = field(default=())
+
+    @property
+    def stretches(self) -> list[tuple[str, str | None, list[Entry]]]:
+        """Entries that are in one group of the part, each under its label and the language of that."""
+        found = itertools.groupby(self.entries, key=lambda entry: entry.group)
+        return [(*named, list(inside)) for named, inside in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +288,7 @@ def groups(config: Config, edition: Edition) -> tuple[Group, ...]:
         *group("", None, "", config.front),
         *group(*edition.course, "", config.course.lessons),
         *(each for part, said in labels for each in group(*said, part.number, part.chapters)),
-        *group("", None, "", config.back),
+        *group(*edition.back, "", config.back),
     )
 
 
@@ -287,15 +296,22 @@ def marks(groups: Sequence[Group], found: Mapping[str, Leaf]) -> list[Mark]:
     """The outline: parts, their pages, and the sections of those."""
     made: list[Mark] = []
     for group in groups:
-        pages = [
-            Mark(numbered(each.number, each.label), each.leaf, _tree(found[each.leaf].headings))
-            for each in group.entries
-            if each.leaf in found
-        ]
+        pages = list(_marks(group, found))
         if group.label and pages:
             pages = [Mark(numbered(group.number, group.label), pages[0].place, tuple(pages))]
         made += pages
     return made
+
+
+def _marks(group: Group, found: Mapping[str, Leaf]) -> Iterator[Mark]:
+    """The pages of a part, those of one of its groups below the label of that."""
+    for label, _, inside in group.stretches:
+        pages = [
+            Mark(numbered(each.number, each.label), each.leaf, _tree(found[each.leaf].headings))
+            for each in inside
+            if each.leaf in found
+        ]
+        yield from [Mark(label, pages[0].place, tuple(pages))] if label and pages else pages
 
 
 def numbered(number: str, label: str) -> str:
@@ -327,7 +343,9 @@ def _entry(edition: Edition, item: Chapter | Prose, place: int) -> Entry:
     shown = edition.pages[item.output]
     number = item.number if isinstance(item, Lesson) else str(shown.text.number or "")
     source = item.source if isinstance(item, Chapter) else ""
-    return Entry(f"p{place}", item.output, shown.label, shown.label_lang, number, source)
+    named = item.group if isinstance(item, (Chapter, Lesson)) else ""
+    group = edition.groups.get(named, ("", None))
+    return Entry(f"p{place}", item.output, shown.label, shown.label_lang, number, source, group)
 
 
 # ## The documents of a book

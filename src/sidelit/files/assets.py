@@ -168,13 +168,14 @@ def read_asset(path: Path) -> bytes:
 
 # In the order in which a browser reads them: later rules win, and later scripts use what earlier ones define.
 BUNDLES = {
-    "frame.css": ("fonts.css", "colours.css", "page.css"),
+    "frame.css": ("fonts.css", "colours.css", "page.css", "sidebar.css"),
     "frame.js": (
         *(
             "depth.js",
             "lesson.js",
             "sidelit.js",
             "search.js",
+            "sidebar.js",
             "comforts.js",
             "names.js",
             "cite.js",

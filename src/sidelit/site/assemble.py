@@ -52,10 +52,17 @@ def site_head(build: BuildContext, edition: Edition, around: Navigation) -> mode
         repository=build.config.public.repository,
         nav=tuple(around.nav()),
         home=around.to(build.config.home),
+        contents=around.to(_contents(build.config)) if len(edition.pages) > 1 else "",
         course=bool(build.config.course.lessons),
         search=_search(edition, around),
         versions=_versions(build, around),
     )
+
+
+def _contents(config: Config) -> str:
+    """The page that lists all pages: of printed files their index, or else one that is made for it."""
+    listing = (each.output for each in config.front if each.append == "listing")
+    return next(listing, config.contents)
 
 
 def _versions(build: BuildContext, around: Navigation) -> model.Versions | None:

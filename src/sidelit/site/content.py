@@ -423,7 +423,8 @@ def prose(item: Prose, written: str) -> Text:
 def units(config: Config, texts: Sequence[Text]) -> tuple[sync.PageUnits, ...]:
     """Everything of a site that is to be translated: its pages, and the words that are on none of them."""
     asked = (part.question for part in config.parts)
-    parts = (config.course.label, config.labs.label, *(part.label for part in config.parts), *asked)
+    named = (*(part.label for part in config.parts), *config.groups, config.back_label)
+    parts = dict.fromkeys((config.course.label, config.labs.label, *named, *asked))
     labels = tuple(label for label in parts if label)
     about = tuple(text for text in (config.tagline, config.licence_note) if text)
     own = (("nav", labels), ("site", about))
@@ -445,7 +446,8 @@ def page_units(text: Text, current: Collection[str] = ()) -> sync.PageUnits:
     # What a page might have been called by its path is nothing to a page that is called so.
     former = (each.name for each in text.item.former if each.told or each.name not in current)
     names = tuple(dict.fromkeys(former))
-    return sync.PageUnits(text.item.name, sections, names, text.item.languages)
+    optional = isinstance(text.item, Chapter) and text.item.workshop
+    return sync.PageUnits(text.item.name, sections, names, text.item.languages, optional)
 
 
 def _sections(pieces: Sequence[Piece]) -> Iterator[sync.SectionUnits]:

@@ -107,6 +107,10 @@ class Edition:
     """The same of the labs."""
     questions: tuple[tuple[str, str | None], ...] = ()
     """The same of the question of each part."""
+    groups: Mapping[str, tuple[str, str | None]] = field(default_factory=dict)
+    """The same of the groups of lessons and chapters, by their labels as they were written."""
+    back: tuple[str, str | None] = ("", None)
+    """The same of the pages behind the chapters."""
     contents: dict[str, tuple[NavGroup, ...]] = field(default_factory=dict, repr=False, compare=False)
     """What all pages of one folder have in common: links to every page, made when the first asks for them."""
 
@@ -127,8 +131,10 @@ def edition(config: Config, texts: Sequence[Text], shelf: catalog.Catalogs, lang
     pages = {text.item.output: page(text, shelf.translation(text.item.name, lang), lang) for text in texts}
     course = _label(config.course.label, book, "nav")
     labs = _label(config.labs.label, book, "nav")
+    groups = {group: _label(group, book, "nav") for group in config.groups}
+    back = _label(config.back_label, book, "nav")
     noted = Noted(pages, READ.format(lang, "{}"))
-    return Edition(lang, noted, parts, tagline, licence_note, course, labs, questions)
+    return Edition(lang, noted, parts, tagline, licence_note, course, labs, questions, groups, back)
 
 
 def page(text: Text, book: catalog.Catalog | None, lang: str) -> Page:

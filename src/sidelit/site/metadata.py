@@ -192,7 +192,7 @@ def record(project: Project, shown: edition.Page, piece: Piece | None = None) ->
 
 def citation_of(project: Project | None, shown: edition.Page) -> Citation | None:
     """What the box of a page says; without a project the page is nobody's to cite."""
-    if project is None or forwards(shown):
+    if project is None or _signpost(shown, "forward", "contents"):
         return None
     words = project.config.language(shown.lang).words
     whole = record(project, shown)
@@ -207,10 +207,10 @@ def citation_of(project: Project | None, shown: edition.Page) -> Citation | None
     )
 
 
-def forwards(shown: edition.Page) -> bool:
-    """Whether a page only leads on, from an address that another one had."""
+def _signpost(shown: edition.Page, *kinds: str) -> bool:
+    """Whether a page only leads to others: it stands at an address that one had, or lists all of them."""
     item = shown.text.item
-    return isinstance(item, Prose) and item.append == "forward"
+    return isinstance(item, Prose) and item.append in kinds
 
 
 def _forms(record: Record, words: Mapping[str, str]) -> Iterator[Form]:
@@ -292,7 +292,7 @@ CARD_SIZE = (1200, 630)
 
 def meta_of(project: Project | None, shown: Page) -> Meta | None:
     """The head of a page for programs; `None` where the site has no public address."""
-    if project is None or not project.config.public.url or forwards(shown):
+    if project is None or not project.config.public.url or _signpost(shown, "forward"):
         return None
     # A page that does not stand in this language is, to the world, the one that it shows.
     here = address(project.config, shown, project.config.source_language if shown.original else shown.lang)

@@ -34,6 +34,8 @@ class Link:
     """What the reader's progress is remembered under, if this leads to a lesson."""
     part: str = ""
     """The part that a way to a neighbour enters."""
+    labs: tuple[Link, ...] = ()
+    """The labs of a lesson."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +48,17 @@ class NavGroup:
     lang: str | None = None
     question: str = ""
     question_lang: str | None = None
+    groups: tuple[NavGroup, ...] = ()
+    """The same items in groups, where it has some; what is in no group comes first, and has no label."""
+    kind: str = ""
+    """`course`, `labs`, `part` or `workshop`; empty for pages of prose."""
+    beside: bool = False
+    """Whether each of its items stands beside one of another group, as a lab does beside its lesson."""
 
     @property
     def current(self) -> bool:
         """Whether the page that lists it is in it."""
-        return any(item.current for item in self.items)
+        return any(item.current or any(lab.current for lab in item.labs) for item in self.items)
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,6 +444,8 @@ class SiteInfo:
     repository: str | None
     nav: tuple[NavGroup, ...]
     home: str
+    contents: str = ""
+    """The page that lists all pages; empty where there is one alone."""
     course: bool = False
     """Whether it has lessons, so that pages may mark those that are finished."""
     search: Search | None = None

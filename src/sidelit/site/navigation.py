@@ -9,6 +9,7 @@ language is the same way in all of them.
 from __future__ import annotations
 
 import itertools
+import json
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
@@ -19,10 +20,12 @@ from markupsafe import Markup
 
 from sidelit.cache import store
 from sidelit.cache.graph import NotedText, as_one
+from sidelit.cache.records import Ids
 from sidelit.config.chapters import Chapter
 from sidelit.config.config import Config
 from sidelit.config.prose import Lab, Lesson, Prose
 from sidelit.site import links, model
+from sidelit.site.content import Text
 from sidelit.site.edition import Edition, Page
 from sidelit.text import markup
 
@@ -78,46 +81,60 @@ class Navigation:
                 self.edition.contents[folder] = tuple(self._nav())
         own = links.relative(output, output)
         for group in self.edition.contents[folder]:
-            items = group.items
-            if any(item.url == own for item in items):
-                items = tuple(replace(item, current=True) if item.url == own else item for item in items)
-                group = replace(group, items=items)
-            yield group
+            yield _marked(group, own)
 
     def reading(self) -> str:
         """What stands for the contents."""
-        groups = self._nav()
-        return store.digest(
-            [replace(group, items=tuple(replace(each, lede="") for each in group.items)) for group in groups]
-        )
+        return store.digest([_told(group) for group in self._nav()])
 
     def _nav(self) -> Iterator[model.NavGroup]:
         # A list of the pages does not list itself; the site's name leads to it.
         front = tuple(item for item in self.config.front if item.append != "listing")
         yield from self._group("", "", front, None)
         label, lang = self.edition.course
-        yield from self._group("", label, self.config.course.lessons, lang)
+        for group in self._group("", label, self.config.course.lessons, lang):
+            yield replace(group, kind="course")
         label, lang = self.edition.labs
-        yield from self._group("", label, self.config.labs.labs, lang)
+        stems = {PurePosixPath(lesson.source).stem for lesson in self.config.course.lessons}
+        beside = all(self._lesson_of(lab) in stems for lab in self.config.labs.labs)
+        for group in self._group("", label, self.config.labs.labs, lang):
+            yield replace(group, kind="labs", beside=beside)
+        yield from self._parts(workshop=False)
+        label, lang = self.edition.back
+        yield from self._group("", label, self.config.back, lang)
+        yield from self._parts(workshop=True)
+
+    def _parts(self, workshop: bool) -> Iterator[model.NavGroup]:
         questions = self.edition.questions or [("", None)] * len(self.config.parts)
         said = zip(self.config.parts, self.edition.parts, questions, strict=True)
         for part, (label, lang), (question, question_lang) in said:
+            if part.workshop is not workshop:
+                continue
             for group in self._group(part.number, label, part.chapters, lang):
-                yield replace(group, question=question, question_lang=question_lang)
-        yield from self._group("", "", self.config.back, None)
+                asked = replace(group, question=question, question_lang=question_lang)
+                yield replace(asked, kind="workshop" if workshop else "part")
 
     def neighbours(self) -> tuple[model.Link | None, model.Link | None]:
         """To the page before and the page after, in reading order; an old address has none.
 
-        The last lesson and the last chapter of a part lead on, and the way says into which part.
+        The last lesson and the last chapter of a part lead on, and the way says into which part. It passes
+        the workshop over, where a page leads to others of its group and no further.
         """
-        order = self.config.order
+        order = self._way()
         outputs = [item.output for item in order]
         if self.shown.text.item.output not in outputs:
             return None, None
         place = outputs.index(self.shown.text.item.output)
         before = self._neighbour(order[place - 1]) if place else None
         return before, self._neighbour(order[place + 1]) if place + 1 < len(order) else None
+
+    def _way(self) -> Sequence[Chapter | Prose]:
+        """The pages that the way through the book has, or that of a group of the workshop."""
+        own = self.shown.text.item
+        if isinstance(own, Chapter) and own.workshop:
+            parts = (part for part in self.config.parts if own in part.chapters)
+            return [each for part in parts for each in part.chapters if each.group == own.group]
+        return [each for each in self.config.order if not (isinstance(each, Chapter) and each.workshop)]
 
     def _neighbour(self, item: Chapter | Prose) -> model.Link:
         there = self._part_of(item)
@@ -135,6 +152,8 @@ class Navigation:
         for part, (label, _) in zip(self.config.parts, self.edition.parts, strict=True):
             if all(chapter.output != item.output for chapter in part.chapters):
                 continue
+            if part.workshop and isinstance(item, Chapter) and item.group:
+                return f"{label} · {self.edition.groups[item.group][0]}"
             if label and part.number:
                 return self.config.language(self.shown.lang).word("part", number=part.number, label=label)
             return label
@@ -159,8 +178,22 @@ class Navigation:
     def _group(
         self, number: str, label: str, items: Sequence[Chapter | Prose], lang: str | None
     ) -> Iterator[model.NavGroup]:
-        if items:
-            yield model.NavGroup(label, number, tuple(self._link(item) for item in items), lang)
+        if not items:
+            return
+        found = [self._link(item) for item in items]
+        groups = []
+        names = [item.group if isinstance(item, (Chapter, Lesson)) else "" for item in items]
+        for name, pairs in itertools.groupby(zip(names, found, strict=True), key=lambda pair: pair[0]):
+            called, spoken = self.edition.groups.get(name, ("", None))
+            groups.append(model.NavGroup(called, "", tuple(link for _, link in pairs), spoken))
+        yield model.NavGroup(label, number, tuple(found), lang, groups=tuple(groups) if any(names) else ())
+
+    def _lesson_of(self, lab: Lab) -> str:
+        return self.edition.pages[lab.output].text.lesson
+
+    def _labs_of(self, lesson: Lesson) -> Iterator[model.Link]:
+        stem = PurePosixPath(lesson.source).stem
+        return (self._link(lab) for lab in self.config.labs.labs if self._lesson_of(lab) == stem)
 
     def _link(self, item: Chapter | Prose) -> model.Link:
         other = self.edition.pages[item.output]
@@ -174,7 +207,74 @@ class Navigation:
             number=item.number if isinstance(item, Lesson) else str(other.text.number or ""),
             minutes=other.text.minutes,
             lesson=item.name if isinstance(item, Lesson) else "",
+            labs=tuple(self._labs_of(item)) if isinstance(item, Lesson) and not isinstance(item, Lab) else (),
         )
+
+
+def _marked(group: model.NavGroup, own: str) -> model.NavGroup:
+    """The same group with the page marked that has this address."""
+    if all(own not in (item.url, *(lab.url for lab in item.labs)) for item in group.items):
+        return group
+    return replace(
+        group,
+        items=tuple(_here(item, own) for item in group.items),
+        groups=tuple(_marked(each, own) for each in group.groups),
+    )
+
+
+def _here(item: model.Link, own: str) -> model.Link:
+    labs = tuple(_here(lab, own) for lab in item.labs)
+    return replace(item, current=item.url == own, labs=labs)
+
+
+def _told(group: model.NavGroup) -> model.NavGroup:
+    """What a list of contents says of a group: no page's first words."""
+    groups = tuple(_told(each) for each in group.groups)
+    return replace(group, items=tuple(_called(item) for item in group.items), groups=groups)
+
+
+def _called(item: model.Link) -> model.Link:
+    return replace(item, lede="", labs=tuple(_called(lab) for lab in item.labs))
+
+
+# ## The contents in a file of their own
+#
+# > A page lists the part that it is in; all other parts come from one script, which all pages of a language
+# > share.
+#
+# Repeated in each page, the list of a hundred chapters is longer than many a page. A script is what a page on
+# a disk may load. Without scripts a link leads to the page that lists everything.
+
+
+FOLDER = "assets/contents/"
+
+
+def contents(config: Config, edition: Edition) -> Page:
+    """The page that lists all pages of a language."""
+    language = config.language(edition.lang)
+    label, tag = language.words["contents"], config.language(config.source_language).tag
+    text = Text(Prose("", config.contents, "", "contents"), label, (), Ids())
+    key = store.digest(label, edition.lang)
+    return Page(text, edition.lang, (), None, (), None, (), tag, label, digest=key)
+
+
+def script(config: Config, edition: Edition) -> bytes:
+    """What fills the contents of every page of a language; addresses start from the folder of that."""
+    language = config.language(edition.lang)
+
+    def row(link: model.Link, number: str) -> list[object]:
+        labs = [row(lab, language.word("lab", number=lab.number)) for lab in link.labs]
+        return [link.url, link.label, link.lang or "", number, link.lesson, labs]
+
+    groups = Navigation(config, edition, contents(config, edition)).nav()
+    found = [
+        [
+            [inside.label, inside.lang or "", [row(link, link.number) for link in inside.items]]
+            for inside in group.groups or (replace(group, label=""),)
+        ]
+        for group in groups
+    ]
+    return f"listed={json.dumps(found, ensure_ascii=False, separators=(',', ':'))};\n".encode()
 
 
 def sections(shown: Sequence[model.SectionView]) -> Iterator[model.TocEntry]:

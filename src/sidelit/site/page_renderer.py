@@ -31,7 +31,7 @@ from sidelit.site.context import BuildContext, ImageResolver, Symbols, Watched
 from sidelit.site.directives import registry
 from sidelit.site.directives.kind import Book
 from sidelit.site.edition import Page, Words
-from sidelit.site.links import fragment
+from sidelit.site.links import Target, fragment
 from sidelit.site.model import CodeLine, Imports, Link, NavGroup, UsageView, code_line
 from sidelit.site.usage import Test, Usage
 from sidelit.text import code, inlines, markup, prose
@@ -235,7 +235,9 @@ class PageRenderer:
         self.shown = shown
         self.item = shown.text.item
         self.edition = build.editions[shown.lang]
-        self.target = build.index.targets[self.item.source]
+        # No link leads to the list of all pages, so the index has no such page.
+        own = Target(self.item.source, self.item.name, self.item.output, shown.text.ids)
+        self.target = build.index.targets.get(self.item.source, own)
         self.host = host
         self.symbols = symbols or Symbols(build.notations, shown)
         self._marker = self.symbols.of(shown)

@@ -26,7 +26,7 @@ from sidelit.errors import Collector, SidelitError
 from sidelit.files import assets
 from sidelit.ids import anchors
 from sidelit.names.links import Lines, Links, Names
-from sidelit.site import anchoring, content, edition, identifiers, links, making, pictures
+from sidelit.site import anchoring, content, edition, identifiers, links, making, navigation, pictures
 from sidelit.site.context import BuildContext, Notations
 from sidelit.site.identifiers import written as sources
 from sidelit.site.search import index as search
@@ -335,6 +335,8 @@ def _pages(
     )
     static = build.pictures.files()
     static |= {f"assets/{name}": content for name, content in assets.served(build.theme.assets).items()}
+    if made.front:
+        static[f"{navigation.FOLDER}{job.lang}.js"] = navigation.script(made, build.editions[job.lang])
     orders = [making.Order(*each) for each in build.editions[job.lang].pages.items()]
     for error in making.clashes(orders):
         build.report(error)

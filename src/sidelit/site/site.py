@@ -182,6 +182,8 @@ def write_whole(
         if name in made:
             what = f"two files would be written to {name}, and one of them is the press's own"
             raise SidelitError(what, path=f"{links.pages_folder(config)}/{name}", hint="give it another name")
+    many = {lang: each for lang, each in editions.items() if len(each.pages) > 1}
+    made |= {f"{navigation.FOLDER}{lang}.js": navigation.script(config, each) for lang, each in many.items()}
     for name, data in made.items():
         making.put(folder, name, data)
     graph.keep()
@@ -194,6 +196,8 @@ def _orders(build: BuildContext, written: Sequence[content.Text]) -> list[list[m
     forwards = links.forwards(build.leads, written)
     for lang, each in build.editions.items():
         pages = dict(each.pages)
+        if len(pages) > 1:
+            pages[build.config.contents] = navigation.contents(build.config, each)
         for address in forwards:
             pages[address] = links.page(address, each.pages[build.leads[address][""].output])
         for output, shown in pages.items():

@@ -111,8 +111,9 @@ def _sitemap(build: BuildContext) -> bytes:
     config = build.config
     top = ElementTree.Element("urlset", {"xmlns": _SITEMAP, "xmlns:xhtml": _XHTML})
     for lang in config.languages:
-        pages = build.editions[lang].pages.values()
-        for shown in (each for each in pages if not each.original):
+        edition = build.editions[lang]
+        pages = [each for each in edition.pages.values() if not each.original]
+        for shown in (*pages, *([navigation.contents(config, edition)] if len(pages) > 1 else ())):
             entry = ElementTree.SubElement(top, "url")
             ElementTree.SubElement(entry, "loc").text = metadata.address(config, shown, lang)
             for tag, other in metadata.alternates(config, shown):

@@ -70,7 +70,11 @@ def test_lessons_stand_above_the_parts_wherever_pages_are_listed(course: Path) -
     sidelit("build", cwd=course)
     for name in ("ring.html", "index.html", "ja/row.html"):
         text = html(course, name).partition('class="book"')[2]
-        assert text.index("Course") < text.index('<span class="number">0</span>') < text.index("Containers")
+        assert text.index("Course") < text.index("Containers")
+    for name in ("contents.html", "ja/contents.html"):
+        text = html(course, name).partition("<main")[2]
+        assert text.index("Course") < text.index('<b class="number">0</b>') < text.index("Containers")
+    assert '"row.html","Items' in html(course, "assets/contents/en.js")
     assert '<a href="row.html" data-lesson="lessons/row"><b><span class="number">0</span> Items' in html(
         course, "index.html"
     )
@@ -93,7 +97,10 @@ def test_a_site_without_lessons_has_no_words_for_them(sample: Path) -> None:
 def test_progress_is_a_matter_of_the_script(course: Path) -> None:
     sidelit("build", cwd=course)
     text = html(course, "row.html")
-    assert "<button" not in text
+    # The browser itself opens the contents; a button that wants a script is made by the script.
+    assert re.findall(r"<button[^>]*>", text) == [
+        '<button class="menu named" type="button" popovertarget="sidelit-contents">'
+    ]
     assert 'data-finish="Mark this lesson as finished"' in text
     assert (course / "build/site/assets/lesson.js").stat().st_size <= 1750
 

@@ -12,7 +12,7 @@ import pytest
 
 from press.project import SAMPLE_PAGES, Html, edit, page, run, sidelit, translate, tree
 
-PAGES = [prefix + name for prefix in ("", "ja/", "zh/") for name in SAMPLE_PAGES]
+PAGES = [prefix + name for prefix in ("", "ja/", "zh/") for name in (*SAMPLE_PAGES, "contents.html")]
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def _check_parts(given: Directive, book: Book) -> None:
 
 
 def _parts(given: Directive, place: Place) -> Markup:
-    parts = [group for group in place.nav() if group.label and not any(item.lesson for item in group.items)]
+    parts = [group for group in place.nav() if group.label and group.kind in ("part", "workshop")]
     return place.fragment("parts.html", parts=parts)
 
 

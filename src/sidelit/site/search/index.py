@@ -37,8 +37,9 @@ from sidelit.site.search.tokenizer import UNSPACED, Tokenizer
 
 # How much of the index one file of words holds, in characters.
 _SHARD = 12_000
-# What a reader looks for first: pages of use and lessons, then chapters, then what is in another language.
-_GUIDE, _CHAPTER, _FOREIGN = 0, 1, 2
+# What a reader looks for first: pages of use and lessons, then chapters, then the workshop, and last what is
+# in another language.
+_GUIDE, _CHAPTER, _FOREIGN, _WORKSHOP = 0, 1, 2, 3
 # So many pages are put together and kept: after an edit, one such stretch is put together again.
 _STRETCH = 16
 
@@ -221,9 +222,12 @@ def _named(shown: Page) -> tuple[str, str, str]:
 
 
 def _rank(shown: Page) -> int:
+    item = shown.text.item
     if shown.original:
         return _FOREIGN
-    return _CHAPTER if isinstance(shown.text.item, Chapter) else _GUIDE
+    if isinstance(item, Chapter):
+        return _WORKSHOP if item.workshop else _CHAPTER
+    return _GUIDE
 
 
 def _shards(lists: postings.Lists) -> Iterator[tuple[str, str]]:
