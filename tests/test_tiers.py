@@ -65,10 +65,11 @@ def test_cases_are_chosen_from_all_over(count: int) -> None:
         assert max(b - a for a, b in itertools.pairwise([*first, count])) <= 3 * count / some
 
 
-def test_what_the_readme_claims_is_proved_before_a_change_goes_in() -> None:
-    """Of each file that it names, `.ci/run` runs some tests."""
-    (rows,) = re.findall(r"(?ms)^\| claim .*?\n\n", (ROOT / "README.md").read_text("utf-8"))
-    columns = [row.rsplit("|", 2)[1] for row in rows.split("\n")[2:] if row]
+def test_what_is_claimed_is_proved_before_a_change_goes_in() -> None:
+    """Of each file that the page of claims names, `.ci/run` runs some tests."""
+    page = (ROOT / "site" / "pages" / "proved.md").read_text("utf-8")
+    tables = re.findall(r"(?ms)^\| claim .*?\n\n", page)
+    columns = [row.rsplit("|", 2)[1] for rows in tables for row in rows.split("\n")[2:] if row]
     named = {name for column in columns for name in re.findall(r"`([\w/.]+)`", column)}
     files = [path for name in named for path in paths(name)]
     assert len(files) > 100
@@ -79,7 +80,7 @@ def test_what_the_readme_claims_is_proved_before_a_change_goes_in() -> None:
 
 
 def paths(name: str) -> list[Path]:
-    """The test files that a name of the README means."""
+    """The test files that a name on that page means."""
     place = ROOT / name if name.startswith("tests/") else ROOT / "tests" / "book" / name
     assert place.exists(), name
     return sorted(place.rglob("test_*.py")) if place.is_dir() else [place]

@@ -55,17 +55,17 @@ def test_a_door_is_a_link_as_a_whole(visit: Open) -> None:
     door = page.locator(".doors li").last.bounding_box()
     assert door
     page.mouse.click(door["x"] + door["width"] - 6, door["y"] + door["height"] - 6)
-    page.wait_for_url("**/api.html")
+    page.wait_for_url("**/teaching.html")
 
 
 @pytest.mark.nightly
 def test_the_bars_keep_their_colours_where_the_system_chooses_all_others(visit: Open) -> None:
     page = visit(CONFIG.home)
     colours = """
-        () => ["p", "g", "o"].map(kind => [
-            getComputedStyle(document.querySelector(`.memory rect.${kind}`)).fill,
-            getComputedStyle(document.querySelector(`.legend .${kind}`), "::before").backgroundColor,
-        ])
+        () => [1, 2, 3].map(kind => ["bar", "legend"].map(place => {
+            const style = getComputedStyle(document.querySelector(`.memory .${place} .p${kind}`));
+            return `${style.backgroundColor} ${style.backgroundImage}`;
+        }))
     """
     page.emulate_media(forced_colors="active")
     page.evaluate(FRAMES)

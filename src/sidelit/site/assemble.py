@@ -30,6 +30,7 @@ from sidelit.site.model import LessonHead, Link
 from sidelit.site.navigation import Navigation
 from sidelit.site.page_renderer import PageRenderer
 from sidelit.site.search import index
+from sidelit.site.usage import Proved
 from sidelit.symbols import marking
 from sidelit.symbols.marking import Marker
 from sidelit.text import directives, prose
@@ -101,7 +102,7 @@ def foot(build: BuildContext, shown: Page) -> model.Foot:
 def _proofs(build: BuildContext, item: Chapter) -> Iterator[Link]:
     """To the tests that prove a chapter."""
     for proof in item.proves:
-        line = build.proved.get(proof, 1)
+        line = build.proved.get(proof, Proved()).line
         yield Link(str(proof), fill(build.config.public.source_url, build.origin, proof.path, line))
 
 

@@ -36,7 +36,7 @@ from sidelit.site.links import Index
 from sidelit.site.listing import Use
 from sidelit.site.model import View
 from sidelit.site.pictures import Pictures
-from sidelit.site.usage import Backlinks
+from sidelit.site.usage import Backlinks, Proved
 from sidelit.symbols import marking
 from sidelit.symbols.marking import Marker, Notation
 from sidelit.text import columns
@@ -129,8 +129,8 @@ class BuildContext:
     """Where each term of the glossary is used, by its name."""
     works: tuple[model.Work, ...] = ()
     programs: tuple[model.Program, ...] = ()
-    proved: Mapping[Proof, int] = field(default_factory=dict)
-    """Where each test that a chapter names stands in its file."""
+    proved: Mapping[Proof, Proved] = field(default_factory=dict)
+    """Where each test that a chapter names stands in its file, and what it states."""
     backlinks: Backlinks = field(default_factory=Backlinks, metadata=_noted)
     """Where each definition is used, and which tests name it."""
     leads: links.Leads = field(default_factory=dict, metadata=_noted)

@@ -52,7 +52,7 @@ def findings(config: Config) -> tuple[Finding, ...]:
         found += lint.lint_catalog(book, terms)
     found += (lint.refused(error, "directive") for error in site.mistakes(config, written))
     found += _chosen(config, written)
-    usage.lines(config, lambda error: found.append(lint.refused(error, "proves")))
+    usage.proofs(config, lambda error: found.append(lint.refused(error, "proves")))
     return tuple(found)
 
 

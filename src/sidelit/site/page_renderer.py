@@ -17,7 +17,7 @@ from markdown_it.token import Token
 from markupsafe import Markup
 
 from sidelit.catalog import catalog
-from sidelit.config.chapters import Chapter
+from sidelit.config.chapters import Chapter, Proof
 from sidelit.config.origin import fill, report
 from sidelit.config.prose import Lab
 from sidelit.errors import SidelitError
@@ -33,7 +33,7 @@ from sidelit.site.directives.kind import Book
 from sidelit.site.edition import Page, Words
 from sidelit.site.links import Target, fragment
 from sidelit.site.model import CodeLine, Imports, Link, NavGroup, UsageView, code_line
-from sidelit.site.usage import Test, Usage
+from sidelit.site.usage import Proved, Test, Usage
 from sidelit.text import code, inlines, markup, prose
 from sidelit.text.directives import Directive
 
@@ -92,6 +92,11 @@ class DirectiveContext:
 
     def nav(self) -> Sequence[NavGroup]:
         return tuple(self.renderer.nav.nav())
+
+    def proved(self, proof: Proof) -> tuple[str, str | None]:
+        build = self.renderer.build
+        found = build.proved.get(proof, Proved())
+        return found.says, fill(build.config.public.source_url, build.origin, proof.path, found.line)
 
     def address(self, output: str, anchor: str) -> str:
         return self.renderer.nav.to(output) + (f"#{fragment(anchor)}" if anchor else "")

@@ -154,7 +154,7 @@ def write_whole(
         shelf=books,
         works=works,
         programs=programs,
-        proved=usage.lines(config, gathered.add, graph),
+        proved=usage.proofs(config, gathered.add, graph),
         theme=themes.theme(config),
         pictures=pictures.pictures(config, written),
         lenient=notes is not None,

@@ -35,40 +35,64 @@ from sidelit.source.decoding import read_source
 Report = Callable[[SidelitError], None]
 
 
-def lines(config: Config, report: Report, graph: Graph | None = None) -> dict[Proof, int]:
-    """The line of each test in its own file; what is wrong goes to `report`, with the line that names it."""
-    found: dict[Proof, int] = {}
+@dataclass(frozen=True, slots=True)
+class Proved:
+    """What a chapter calls its proof: the line in its file, and what it states in one sentence or paragraph.
+
+    A file and a test that have a docstring state how it begins. Any other test states its name in words.
+    """
+
+    line: int = 1
+    says: str = ""
+
+
+def proofs(config: Config, report: Report, graph: Graph | None = None) -> dict[Proof, Proved]:
+    """Each test that a chapter names; what is wrong goes to `report`, with the line that names it."""
+    found: dict[Proof, Proved] = {}
     named = cache(lambda path: _tests_in(config, path, graph))
     for chapter in config.chapters:
         _check_run(config, chapter, report)
         for proof in chapter.proves:
             try:
-                found[proof] = _line(proof, config, named(proof.path))
+                found[proof] = _proved(proof, config, named(proof.path))
             except SidelitError as error:
                 report(error)
     return found
 
 
-def _tests_in(config: Config, path: str, graph: Graph | None) -> Mapping[str, int]:
-    """The functions and classes of a file and the methods of its classes, as pytest calls them."""
+def _tests_in(config: Config, path: str, graph: Graph | None) -> Mapping[str, Proved]:
+    """The functions and classes of a file and the methods of its classes, as pytest calls them.
+
+    The file itself has the empty name.
+    """
     if not (config.project / path).is_file():
         return {}
     sections = anchoring.read(config, path, graph).sections
     classes = {each.qualname for each in sections if each.kind == "class"}
-    found: dict[str, int] = {}
+    found = {"": Proved(1, _begins(sections[0].commentary) if sections else "")}
     for each in sections:
         *around, _ = accumulate(each.qualname.split("."), "{}.{}".format)
         if each.kind in ("class", "function") and classes.issuperset(around):
-            found.setdefault(each.qualname.replace(".", "::"), each.first_line)
+            says = _begins(each.commentary) or _in_words(each.qualname)
+            found.setdefault(each.qualname.replace(".", "::"), Proved(each.first_line, says))
     return found
 
 
-def _line(proof: Proof, config: Config, tests: Mapping[str, int]) -> int:
+def _begins(docstring: str) -> str:
+    """The first paragraph, on one line."""
+    return " ".join(docstring.strip().partition("\n\n")[0].split())
+
+
+def _in_words(qualname: str) -> str:
+    """The name of a test as the sentence that it stands for."""
+    name = qualname.rpartition(".")[2]
+    return name.removeprefix("test_").replace("_", " ") if name.startswith("test_") else ""
+
+
+def _proved(proof: Proof, config: Config, tests: Mapping[str, Proved]) -> Proved:
     place = config.shown(config.path)
     if not (config.project / proof.path).is_file():
         raise SidelitError(f"the file {proof.path} does not exist", path=place, line=proof.line)
-    if not proof.name:
-        return 1
     if proof.name not in tests:
         close = difflib.get_close_matches(proof.name, tests, n=1)
         what = f"{proof.path} has no function or class {proof.name!r}"

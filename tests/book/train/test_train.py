@@ -1,4 +1,4 @@
-"""The training script as a user meets it: the line of the README, its table, and what it says to mistakes."""
+"""The training script as a user meets it: its line, its table, and what it says to mistakes."""
 
 from __future__ import annotations
 

@@ -65,3 +65,25 @@ def html(folder: Path, name: str = "index.html") -> str:
 def built(folder: Path) -> str:
     sidelit("build", cwd=folder)
     return html(folder)
+
+
+def test_what_stands_beside_the_title_comes_before_the_picture_of_the_project(front: Path) -> None:
+    (front / "site/templates").mkdir(exist_ok=True)
+    (front / "site/templates/bars.html").write_text("<p>bars</p>", encoding="utf-8")
+    edit(front / "site/sidelit.toml", "title = ", 'home_figure = "bars.html"\ntitle = ')
+    edit(
+        front / "site/pages/index.md",
+        "- [Use](notes/reading.md) it.\n:::\n",
+        "- [Use](notes/reading.md) it.\n:::\n---\nA call.\n",
+    )
+    page = built(front)
+    places = [
+        page.index(words) for words in ("Words beside nothing.", 'class="picture"', "A call.", "<p>bars</p>")
+    ]
+    assert places == sorted(places)
+
+
+def test_without_either_nothing_stands_beside_the_title(front: Path) -> None:
+    page = built(front)
+    assert 'class="below-title"' in page
+    assert 'class="picture"' not in page

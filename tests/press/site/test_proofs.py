@@ -107,6 +107,52 @@ def test_an_address_that_wants_a_commit_is_left_out_without_one(tested: Path) ->
     assert "<a " not in foot(tested, "ring.html")
 
 
+def listed(sample: Path, name: str) -> list[str]:
+    """What a page says of each test: the chapter, what the test states, its name."""
+    html = (sample / "build/site" / name).read_text(encoding="utf-8").replace("<wbr>", "")
+    (found,) = re.findall(r'(?s)<div class="proved">(.*?)</details>', html)
+    return re.findall(r"<(?:dt|dd)>(.*?)</(?:dt|dd)>", found)
+
+
+def test_a_page_lists_the_tests_of_all_chapters_with_what_they_state(tested: Path) -> None:
+    prove(tested, *ALL[:4])
+    edit(
+        tested / "tests/ring.py", "Tests of the ring.", "Whoever calls `put`\nfinds it again.\n\nMore of it."
+    )
+    edit(tested / "site/sidelit.toml", "source_url = ", "# source_url = ")
+    with (tested / "site/pages/notes/reading.md").open("a", encoding="utf-8") as file:
+        file.write("\n::: proofs\n:::\n")
+    sidelit("build", cwd=tested)
+    assert listed(tested, "notes/reading.html") == [
+        '<a href="../ring.html">A ring</a>',
+        "<span>Whoever calls <code>put</code> finds it again.</span> <code>tests/ring.py</code>",
+        "<span>put</span> <code>tests/ring.py::test_put</code>",
+        "<span>Several.</span> <code>tests/ring.py::TestMany</code>",
+        "<span>last</span> <code>tests/ring.py::TestMany::test_last</code>",
+    ]
+    # A test is not translated, and the page says in which language it speaks.
+    assert '<span lang="en">Several.</span>' in listed(tested, "ja/notes/reading.html")[3]
+
+
+def test_a_test_that_states_something_else_is_shown_by_the_next_build(tested: Path) -> None:
+    prove(tested, ALL[2])
+    with (tested / "site/pages/notes/reading.md").open("a", encoding="utf-8") as file:
+        file.write("\n::: proofs\n:::\n")
+    sidelit("build", cwd=tested)
+    edit(tested / "tests/ring.py", '"""Several."""', '"""Some of them."""')
+    sidelit("build", cwd=tested)
+    assert "<span>Some of them.</span>" in listed(tested, "notes/reading.html")[1]
+
+
+def test_a_list_of_tests_wants_some(tested: Path) -> None:
+    with (tested / "site/pages/notes/reading.md").open("a", encoding="utf-8") as file:
+        file.write("\n::: proofs\n:::\n")
+    assert (
+        "no chapter of the project names a test; `proves` of a chapter"
+        in sidelit("build", cwd=tested, code=1).stderr
+    )
+
+
 @pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize(
     ("name", "said"),

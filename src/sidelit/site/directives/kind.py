@@ -16,6 +16,7 @@ from typing import Protocol
 from markdown_it.token import Token
 from markupsafe import Markup
 
+from sidelit.config.chapters import Proof
 from sidelit.config.config import Config
 from sidelit.figures.interactive import Script
 from sidelit.labs.outputs import Run
@@ -52,6 +53,9 @@ class Place(Protocol):
 
     def nav(self) -> Sequence[NavGroup]:
         """The contents of the site."""
+
+    def proved(self, proof: Proof) -> tuple[str, str | None]:
+        """What a test states, and its address where sources have one."""
 
     def address(self, output: str, anchor: str) -> str:
         """From this page to an id of another one."""

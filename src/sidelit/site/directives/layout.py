@@ -9,16 +9,18 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from sidelit.config.chapters import Proof
 from sidelit.config.prose import Lesson
 from sidelit.site.directives.kind import Book, Kind, Place, nearest, plain
 from sidelit.text.directives import Directive
 
 # ## Lists of what there is
 #
-# > The lessons and the labs with their minutes, and the parts, each with the question that it answers.
+# > The lessons and the labs with their minutes, the parts, each with its question, and the tests.
 #
 # Nothing is said twice: titles, minutes and ledes are those of the pages, and the question of a part stands
-# below its label in `site/sidelit.toml`. A part without a question shows its label.
+# below its label in `site/sidelit.toml`. A part without a question shows its label. What a test states is the
+# beginning of its own docstring, or its name.
 
 
 def _check_lessons(given: Directive, book: Book) -> None:
@@ -59,9 +61,42 @@ def _parts(given: Directive, place: Place) -> Markup:
     return place.fragment("parts.html", parts=parts)
 
 
+def _check_proofs(given: Directive, book: Book) -> None:
+    plain(given, body=False)
+    if not any(chapter.proves for chapter in book.config.chapters):
+        hint = "`proves` of a chapter in site/sidelit.toml names some"
+        raise given.error("no chapter of the project names a test", hint=hint)
+
+
+def _proofs(given: Directive, place: Place) -> Markup:
+    """The parts with those of their chapters that tests prove."""
+    config = place.book.config
+    chapters = {place.address(each.output, ""): each for each in config.chapters if each.proves}
+    parts = []
+    for group in place.nav():
+        proved = [(item, chapters[item.url]) for item in group.items if item.url in chapters]
+        if proved:
+            rows = [(item, [_stated(proof, place) for proof in chapter.proves]) for item, chapter in proved]
+            files = {proof.path for _, chapter in proved for proof in chapter.proves}
+            parts.append((group, rows, len(files)))
+    tag = place.other_language(config.source_language)
+    return place.fragment("proofs.html", parts=parts, tests_lang=tag)
+
+
+def _stated(proof: Proof, place: Place) -> tuple[str, str | None, Markup]:
+    """The name of a test, its address, and what it states, with its code marked."""
+    says, address = place.proved(proof)
+    words = (
+        Markup("<code>{}</code>" if number % 2 else "{}").format(each)
+        for number, each in enumerate(says.split("`"))
+    )
+    return str(proof), address, Markup("").join(words)
+
+
 LESSONS = Kind("lessons", _check_lessons, _lessons, everywhere=True)
 LABS = Kind("labs", _check_labs, _labs, everywhere=True)
 PARTS = Kind("parts", _check_parts, _parts, everywhere=True)
+PROOFS = Kind("proofs", _check_proofs, _proofs, everywhere=True)
 
 
 # ## What a home page is arranged of
@@ -78,8 +113,8 @@ PARTS = Kind("parts", _check_parts, _parts, everywhere=True)
 #     :::
 #     :::
 #
-# The words of an opening stand below the title of the page. Without a second part the project's
-# `home_figure` stands beside them.
+# The words of an opening stand below the title of the page, and a second part beside both. Below that stands
+# the project's `home_figure`, if there is one.
 
 
 def _check_opening(given: Directive, book: Book) -> None:
@@ -89,9 +124,9 @@ def _check_opening(given: Directive, book: Book) -> None:
 
 
 def _opening(given: Directive, place: Place) -> Markup:
-    words, *picture = (place.words(part) for part in given.parts)
-    drawn = "" if picture else place.book.config.home_figure
-    return place.fragment("opening.html", words=words, picture=Markup("").join(picture), drawn=drawn)
+    words, *beside = (place.words(part) for part in given.parts)
+    drawn = place.book.config.home_figure
+    return place.fragment("opening.html", words=words, beside=Markup("").join(beside), drawn=drawn)
 
 
 def _check_doors(given: Directive, book: Book) -> None:

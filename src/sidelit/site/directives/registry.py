@@ -38,6 +38,7 @@ KINDS = {
         layout.LESSONS,
         layout.PARTS,
         layout.LABS,
+        layout.PROOFS,
     )
 }
 # A lab is a notebook, too, and what a page alone can draw would be missing there.
