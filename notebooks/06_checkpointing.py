@@ -124,7 +124,7 @@ _ = axes.legend()
 # With 8 segments, how much more does a step compute?
 # ---
 # All segments but the last run twice, which is $7/8$ of a forward pass. A training step takes about three
-# forward passes, because the backward pass computes twice as much as the forward pass. So the step gets 29 %
+# forward passes, because the backward pass computes twice as much as the forward pass. So the step gets 29%
 # longer.
 # :::
 #

@@ -23,9 +23,17 @@ LONG = '''def far_out():
     return visible_on_paper
 
 
+def far_used():
+    """Words like those above, and a line below the code that says who uses it.
+
+    {words}
+    """
+    return printed_beside_its_uses
+
+
 # sidelit: depth Refused if nobody is there.
 def also_far():
-    raise hidden_on_screen
+    raise hidden_on_screen(far_used)
 # sidelit: core
 '''
 
@@ -62,12 +70,14 @@ def furnish(sample: Path) -> None:
 @pytest.mark.parametrize("paper", ["A4", "Letter"])
 def test_no_word_and_no_line_is_lost_on_paper(page: Page, home: str, paper: str) -> None:
     page.goto(f"{home}ring.html")
-    assert page.locator(".sec.above").count() == 1
+    assert page.locator(".sec.above").count() == 2
+    assert page.locator(".sec.above > .codes").count() == 1
     printed = PdfReader(BytesIO(page.pdf(format=paper, prefer_css_page_size=paper == "A4")))
     text = "\n".join(each.extract_text() for each in printed.pages)
     assert "return visible_on_paper" in text
+    assert "return printed_beside_its_uses" in text
     assert "raise hidden_on_screen" in text
-    assert text.count("hardly anything") == 30
+    assert text.count("hardly anything") == 60
     # What only a screen can do is not there, and every page has its number.
     for word in ("Contents", "Previous"):
         assert word not in text

@@ -63,6 +63,19 @@ def test_a_moment_shows_its_sentence_its_line_and_the_memory(page: Page, home: s
     assert set(stage.locator(".vector i").evaluate_all(arriving)) == {""}
 
 
+def test_a_phone_shows_the_sentence_and_the_names_of_the_units_at_once(page: Page, home: str) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    opened(page, home, 3)
+    page.locator(".stepper").evaluate("stepper => stepper.scrollIntoView()")
+    sentence = page.locator(".stepper .sentence").filter(visible=True).bounding_box()
+    stage = page.locator(".stage").bounding_box()
+    assert sentence
+    assert stage
+    assert 0 < sentence["y"] < sentence["y"] + sentence["height"] <= stage["y"]
+    assert stage["y"] + stage["height"] < 844
+    assert all(name.is_visible() for name in page.locator(".stage .unit code").all())
+
+
 @pytest.mark.nightly
 def test_a_reader_goes_forward_and_back_by_buttons_and_by_the_range(page: Page, home: str) -> None:
     opened(page, home)

@@ -464,7 +464,7 @@ def refuse_checkpointed(modules: Iterable[tuple[str, nn.Module]]) -> None:
 # are equal where $k = n/k$. So the best number of segments is $k = \sqrt n$. For example,
 # a chain of 10,000 layers in 100 segments needs the memory of 200 layers, for one more
 # forward pass. For a residual network of 1,000 layers [Chen et al.](bib:chen2016training)
-# report 7 GB instead of 48 GB, and 30 % more time.
+# report 7 GB instead of 48 GB, and 30% more time.
 #
 # **The experiment.** A linear layer and a tanh save one tensor: the tanh saves its
 # output, and the next layer's input is that same tensor. Sixteen such layers and the

@@ -4,7 +4,7 @@ r"""# Selective checkpointing
 
 [A checkpoint](saved_tensors.py) drops every activation inside it, and recomputes every
 one. That is more than necessary: nearly all of the computation is in a few operations,
-while 44 % of the bytes below are cheap to recompute. *Selective checkpointing* keeps
+while 44% of the bytes below are cheap to recompute. *Selective checkpointing* keeps
 the results of those few operations. A *policy* is called for each ATen operation; these
 are the operations that PyTorch's operators call below autograd:
 
@@ -29,7 +29,7 @@ _scaled_dot_product_flash_a 2,129,920   1008
 add                         4,194,304      0
 gelu                        8,388,608      0
 
-The last column is what a byte buys, in FLOPs. Norms, additions and GELUs take 44 % of
+The last column is what a byte buys, in FLOPs. Norms, additions and GELUs take 44% of
 the bytes and contain no matrix product. In FP32 a byte of the attention's result buys
 about as many FLOPs as there are positions, $T$. A byte of a linear layer's result buys
 half as many as the layer has inputs. In 16 bits both buy twice that. So the longer the

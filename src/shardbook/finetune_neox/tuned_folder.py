@@ -9,7 +9,7 @@ decides which parameters are trained. Then each rank [reads its own
 elements](#module/loading-a-model-into-shards) from the files. This chapter begins with
 the last step, which writes the result.
 
-If you train 0.015 % of a model, only a few bytes of its files change. So the ranks copy
+If you train 0.015% of a model, only a few bytes of its files change. So the ranks copy
 the files, and overwrite the trained elements [at their places](tensor_file.py):
 
 | step | who |
@@ -376,7 +376,7 @@ def library() -> Any:
 #
 # If you fine-tune all 20.6 billion parameters of a GPT-NeoX, gradients and optimizer state
 # take 247 GB, in addition to the parameters. The biases are only 3 million numbers,
-# 0.015 % of the model, so their gradients and optimizer state take 36 MB. For BERT,
+# 0.015% of the model, so their gradients and optimizer state take 36 MB. For BERT,
 # training the biases alone [competes with training everything](bib:benzaken2022bitfit) if
 # the amount of data is small or moderate.
 #

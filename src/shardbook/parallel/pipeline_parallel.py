@@ -20,7 +20,7 @@ beginning, and for the last gradient at the end. With $p$ stages these waits, th
 
 $$ \frac{p - 1}{m + p - 1} $$
 
-of the time. On four ranks that is 75 % for one piece, 43 % for four and 16 % for
+of the time. On four ranks that is 75% for one piece, 43% for four and 16% for
 sixteen. [GPipe](bib:huang2019gpipe) is the schedule with all forward passes first.
 
 **One forward, one backward.** With all forward passes first, a rank keeps the

@@ -232,7 +232,7 @@ def piece(length: int, rank: int, count: int) -> Tensor:
 # precision. The [ZeRO paper](bib:rajbhandari2020zero) counts what else its training
 # takes, for 32 sequences of 1024 positions: 60 GB of activations, or 8 GB with activation
 # checkpointing, and 6 GB for one FP32 vector of all gradients. In extreme cases the
-# authors saw a job run out of memory while more than 30 % of it was free. The paper calls
+# authors saw a job run out of memory while more than 30% of it was free. The paper calls
 # this memory the *residual states*. The three stages do not touch it. ZeRO-R, the paper's
 # other half, has four techniques for it:
 #

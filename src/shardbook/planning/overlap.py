@@ -79,7 +79,7 @@ class Wire:
     """A rank's speeds and the ranks that it shares units with.
 
     The speeds are those that are reached. A GPU does less than its data sheet says, 40 to
-    50 % in good programs, and of a network card each rank has the part that the other
+    50% in good programs, and of a network card each rank has the part that the other
     ranks of its machine leave to it.
     """
 

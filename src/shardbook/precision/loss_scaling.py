@@ -4,7 +4,7 @@ r"""# Loss scaling
 > zero in FP16.
 
 The smallest positive number in FP16 is $2^{-24}$, about $6 \cdot 10^{-8}$. A gradient
-of half this size or less becomes zero. Between the layers of a small GPT [11 % of the
+of half this size or less becomes zero. Between the layers of a small GPT [11% of the
 gradients](rounding.py) do. At the other end there is room, because FP16 reaches 65504.
 
 So the loss is multiplied by a number $S$, the *loss scale*. By the chain rule every

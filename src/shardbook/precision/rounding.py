@@ -6,7 +6,7 @@ A processor adds, subtracts, multiplies and divides floating-point numbers as if
 the exact result and then took [the nearest number](formats.py#Format.encode) of the
 format. A square root is rounded in the same way; an exponential or a sine can have a
 slightly larger error. A single rounding is harmless: even in BF16 it changes a normal
-number by at most 0.4 %. But three effects of many roundings harm training.
+number by at most 0.4%. But three effects of many roundings harm training.
 
 **A long sum stops.** If the sum has grown so large that a term is less than half a
 step, the term is lost, and so are all later terms of that size. A sum of ones stops at
@@ -39,7 +39,7 @@ A subnormal gradient is not lost, but has lost digits. The gradient of each posi
 output carries a factor of $1/n$, because the loss is a mean over $n$ positions. Here
 $n$ is 512; with a larger batch these gradients are smaller still. If the loss is
 multiplied by a large number, all gradients are multiplied by the same number. This is
-*loss scaling*, and the rows with 65536 show its effect. The 0.1 % that are lost even
+*loss scaling*, and the rows with 65536 show its effect. The 0.1% that are lost even
 then lie below $2^{-41}$. BF16 has the range of FP32 and needs no loss scaling.
 
 This command prints the table. Weights and text follow from seed 0:
@@ -87,7 +87,7 @@ def running_sum(values: Iterable[float], form: Format) -> float:
 
     Below 1 the step of BF16 is 0.0039. The weight moves only if a single step of the
     optimizer is larger than half of that. FP32 rounds 500 times as well, but the final
-    error is 0.0013 %.
+    error is 0.0013%.
 
     :returns: a number of the format; zero for an empty sum
     """

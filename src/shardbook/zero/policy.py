@@ -296,7 +296,7 @@ TABLES = {
 #
 # `NORM_FUNCTIONS` also lists the functions that add or multiply many values and round in
 # between, such as `logsumexp`, `cumsum` and `prod`. For example, the product of 4000
-# numbers near 1 is off by 7 % if each step is rounded to FP16.
+# numbers near 1 is off by 7% if each step is rounded to FP16.
 #
 # **Functions that compute in 16 bits.** Every function that is in no table computes in
 # `param_dtype`. Some of them add up many values: `softmax`, `sum`, `mean`, `var` and the

@@ -76,6 +76,8 @@ class Language:
     cjk: bool = False
     """Whether it is set in ideographs, which take none of the Latin text faces."""
     search: SearchWords = field(default_factory=SearchWords)
+    counts: tuple[tuple[float, str], ...] = ()
+    """What large numbers are counted in, with the word behind such a number, the largest first."""
 
     def word(self, key: str, **values: str) -> str:
         """One word of the interface with its blanks filled."""
@@ -218,6 +220,7 @@ def _read(code: str, ours: tuple[Path, str] | None, own: tuple[Path, str] | None
         direction=str(said.get("direction", "ltr")),
         cjk=bool(said.get("cjk", False)),
         search=search,
+        counts=said.get("counts", ()),
     )
 
 
@@ -234,6 +237,11 @@ def _about(table: Table) -> dict[str, Any]:
         raise about.error(f"`direction` is {said['direction']!r}", "direction", hint='write "ltr" or "rtl"')
     if "tag" in said and not CODE.fullmatch(said["tag"]):
         raise about.error(f"{said['tag']!r} is no tag of a language", "tag", hint='write it like "zh-Hans"')
+    if counts := about.take("counts", dict, {}):
+        if any(not isinstance(unit, (int, float)) or unit <= 1 for unit in counts.values()):
+            what, hint = "`counts` gives each word the number that it stands for", 'as in `" billion" = 1e9`'
+            raise about.error(what, "counts", hint=hint)
+        said["counts"] = tuple(sorted(((unit, word) for word, unit in counts.items()), reverse=True))
     if "cjk" in about.data:
         said["cjk"] = about.take("cjk", bool)
     about.finish()

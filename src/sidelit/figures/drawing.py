@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from xml.etree import ElementTree
 
@@ -103,6 +104,7 @@ def _check(element: ElementTree.Element, shown: str) -> None:
 # | function | what it does |
 # |---|---|
 # | `word("key", n=…)` | a word of the figure's table in the page's language, its blanks filled |
+# | `amount(number)` | a large number with the word of the language: 7.5 billion, 75億 |
 # | `code(text)` | a name from the data, the same in every language |
 # | `say(peak=…)` | fills the blank `{peak}` of the title, the description and the caption |
 # | `row(…)` | one row of the table that is folded under the figure |
@@ -155,12 +157,16 @@ class Easel:
         )
         self.environment.globals.update(_TOOLS)
 
-    def draw(self, figure: Figure, book: catalog.Catalog | None) -> Drawing:
+    def draw(
+        self, figure: Figure, book: catalog.Catalog | None, counts: Sequence[tuple[float, str]] = ()
+    ) -> Drawing:
         """Draw it in the language of a catalogue, or without one in that of its words.
+
+        :param counts: what that language counts large numbers in.
 
         Raises `SidelitError` at the line of the template or of the catalogue that has to be mended.
         """
-        script = _Script(figure, book)
+        script = _Script(figure, book, counts)
         wide, told = self._filled(figure, script, "svg", WIDE)
         narrow = self._filled(figure, script, "narrow.svg", NARROW)[0] if figure.narrow else None
         unused = set(figure.said) - script.used - {"title", "description", "caption", *figure.heads}
@@ -205,6 +211,7 @@ class Easel:
             "width": width,
             "narrow": width == NARROW,
             "word": lambda key, **blanks: script.word(f"words/{key}", blanks),
+            "amount": lambda value: words.plain(words.count(value, script.counts)),
             "row": row,
             "say": say,
         }
@@ -219,8 +226,10 @@ class Easel:
 class _Script:
     """The sentences of a figure in one language."""
 
-    def __init__(self, figure: Figure, book: catalog.Catalog | None) -> None:
-        self.figure, self.book = figure, book
+    def __init__(
+        self, figure: Figure, book: catalog.Catalog | None, counts: Sequence[tuple[float, str]] = ()
+    ) -> None:
+        self.figure, self.book, self.counts = figure, book, counts
         self.states: list[sync.State] = ["current"]
         self.used: set[str] = set()
         self.done: dict[str, tuple[Token, ...]] = {}
@@ -332,10 +341,14 @@ class Gallery:
     """The figures of a site by name; a drawing is made once for each language."""
 
     def __init__(
-        self, figures: Sequence[Figure] = (), easel: Easel | None = None, shelf: Catalogs | None = None
+        self,
+        figures: Sequence[Figure] = (),
+        easel: Easel | None = None,
+        shelf: Catalogs | None = None,
+        counts: Mapping[str, Sequence[tuple[float, str]]] = MappingProxyType({}),
     ) -> None:
         self._figures: Mapping[str, Figure] = {each.name: each for each in figures}
-        self._easel, self._shelf = easel, shelf
+        self._easel, self._shelf, self._counts = easel, shelf, counts
         self._drawn: dict[tuple[str, str], Drawing] = {}
 
     @property
@@ -355,11 +368,12 @@ class Gallery:
         if (name, lang) not in self._drawn:
             figure = self._figures[name]
             book = self._shelf.translation(figure.page, lang) if self._shelf else None
-            self._drawn[name, lang] = self._easel.draw(figure, book)
+            self._drawn[name, lang] = self._easel.draw(figure, book, self._counts.get(lang, ()))
         return self._drawn[name, lang]
 
 
 def gallery(config: Config, figures: Sequence[Figure], shelf: Catalogs) -> Gallery:
     """The gallery of a site, whose catalogues are on the shelf."""
     folder = config.folder / FOLDER
-    return Gallery(figures, Easel(folder, config.shown(folder)), shelf)
+    counts = {lang: config.language(lang).counts for lang in config.languages}
+    return Gallery(figures, Easel(folder, config.shown(folder)), shelf, counts)

@@ -63,9 +63,17 @@ def size(value: float, unit: str = "B", digits: int = 3, binary: bool = False) -
     return f"{number(value, digits)}{THIN}{prefixes[rank]}{unit}"
 
 
+def count(value: float, names: Sequence[tuple[float, str]] = (), digits: int = 3) -> str:
+    """A large number as a language says it: 7.5 billion, 75億. `names` are its units, the largest first."""
+    for unit, name in names:
+        if abs(value) >= unit:
+            return f"{number(value / unit, digits)}{name}"
+    return number(value, digits)
+
+
 def percent(share: float, digits: int = 2) -> str:
     """A share of one as a percentage."""
-    return f"{number(share * 100, digits)}{THIN}%"
+    return f"{number(share * 100, digits)}%"
 
 
 def power(base: float, exponent: int) -> str:

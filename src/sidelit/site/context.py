@@ -38,7 +38,7 @@ from sidelit.site.model import View
 from sidelit.site.pictures import Pictures
 from sidelit.site.usage import Backlinks, Proved
 from sidelit.symbols import marking
-from sidelit.symbols.marking import Marker, Notation
+from sidelit.symbols.marking import Marker, Meaning, Notation
 from sidelit.text import columns
 from sidelit.text.math import Typesetter, unnumbered
 from sidelit.theme import RAISED, Theme
@@ -316,7 +316,7 @@ class Symbols:
 
     def __init__(self, notations: Mapping[str, Notation], shown: Page) -> None:
         self._notations = notations
-        self._codes: dict[str, tuple[str, ...]] = {}
+        self._known: dict[str, Meaning] = {}
         self._markers: dict[str, tuple[Page, Marker]] = {}
         self.listed: set[str] = set()
         """The keys that have a row in the list."""
@@ -327,16 +327,19 @@ class Symbols:
         source = there.text.item.source
         if source not in self._markers:
             declared = self._notations.get(source, Notation())
-            keys = {each.key: self._key(each.key, each.code, there) for each in declared.meanings}
+            keys = {each.key: self._key(each, there) for each in declared.meanings}
             self._markers[source] = there, Marker(declared, keys)
         return self._markers[source][1]
 
-    def _key(self, key: str, code: tuple[str, ...], there: Page) -> str:
-        known = self._codes.setdefault(key, code)
-        if known == code and (code or len(self._markers) == 0):
+    def _key(self, meaning: Meaning, there: Page) -> str:
+        key = meaning.key
+        known = self._known.setdefault(key, meaning)
+        same = meaning.code or len(self._markers) == 0
+        # Two texts that say the same of a symbol mean the same, though one of them has no name for it.
+        if (known.code == meaning.code and same) or (known.said and known.said == meaning.said):
             return key
         apart = f"{key}--{re.sub(r'[^A-Za-z0-9]+', '-', there.text.item.name)}"
-        self._codes[apart] = code
+        self._known[apart] = meaning
         return apart
 
     @property

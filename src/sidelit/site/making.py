@@ -22,6 +22,7 @@ from sidelit.site.context import NOTED, BuildContext
 from sidelit.site.edition import Page
 from sidelit.site.navigation import Navigation
 from sidelit.site.pictures import Picture
+from sidelit.text import linebreaks
 
 # ## Pages that are finished already
 #
@@ -182,7 +183,10 @@ def _written(
 
 
 def _made(build: BuildContext, shown: Page) -> bytes:
-    return context.render(assemble.view(build, shown), build.theme).encode()
+    language = build.config.language(shown.lang)
+    html = context.render(assemble.view(build, shown), build.theme)
+    terms = tuple(term.text[shown.lang] for term in build.glossary.terms if shown.lang in term.text)
+    return linebreaks.settle(html, linebreaks.phrases_of(language.tag, terms)).encode()
 
 
 def _cards(build: BuildContext, shown: Page) -> bytes:

@@ -50,6 +50,8 @@ class Meaning:
     code: tuple[str, ...]
     path: str
     line: int
+    said: str = ""
+    """What it means, without its name in the program."""
 
     @property
     def name(self) -> str:
@@ -98,11 +100,11 @@ def read(tokens: Sequence[Token]) -> Notation:
     """The notation that a text declares."""
     found: list[Meaning] = []
     for row in directives.take(tokens, KIND)[1]:
-        code = _code(row)
+        code, said = _code(row), _said(row)
         for symbol in declared(row):
             path, line = markup.path_of(row.name) or "", markup.line_of(row.name)
             key = _key(symbol.name, [each.key for each in found])
-            found.append(Meaning(key, symbol.base, symbol.below, code, path, line))
+            found.append(Meaning(key, symbol.base, symbol.below, code, path, line, said))
     return Notation(tuple(found))
 
 
@@ -122,6 +124,14 @@ def _code(row: directives.Field) -> tuple[str, ...]:
     words = next((token for token in row.body if token.type == "inline"), None)
     children = [child for child in (words.children if words else None) or () if child.content.strip()]
     return code_tokens(children[0].content) if children and children[0].type == "code_inline" else ()
+
+
+def _said(row: directives.Field) -> str:
+    """The words of a field behind the name in the program that it may begin with."""
+    words = markup.plain([token for token in row.body if token.type == "inline"])
+    children = (child.content for token in row.body for child in token.children or ())
+    named = next(children, "") if _code(row) else ""
+    return words.removeprefix(named).lstrip(", ").casefold()
 
 
 def _key(name: str, taken: Sequence[str]) -> str:

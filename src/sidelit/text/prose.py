@@ -56,7 +56,7 @@ def measured(tokens: Sequence[Token], start: int) -> tuple[bool, Attributes]:
     for row in rows:
         for number, (opening, _) in enumerate(row):
             needed = {"style": "text-align:right"} if counts[number] else {}
-            if wide and number and opening.type == "td_open":
+            if wide and opening.type == "td_open":
                 needed["data-label"] = columns[number][0]
             attributes[id(opening)] = needed
     return wide, attributes

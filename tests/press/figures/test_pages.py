@@ -40,7 +40,7 @@ def test_a_page_shows_the_figure_its_numbers_and_their_origin(sample: Path, site
     assert html.count('role="img" aria-labelledby="figure-bars-title"') == 2
     assert '<desc id="figure-bars-wide-desc">Two bars, one for each size.</desc>' in html
     for said in ("python -m sample.ring", "0123456789ab", "two cores", "python 3.11"):
-        assert said in html, said
+        assert said in re.sub("<[^>]*>", "", html), said
     assert re.findall(r"<t[hd](?: [^>]*)?>(.*?)</t[hd]>", html) == [
         "Size",
         "Bytes",
@@ -104,7 +104,7 @@ def test_a_page_is_in_its_language_and_says_what_is_missing(sample: Path, site: 
     }
     translate(site / "locale" / "ja" / "figures" / "bars.po", words)
     made = built(sample)
-    html = figure(made["ja/index.html"])
+    html = re.sub("<wbr>", "", figure(made["ja/index.html"]))
     assert "Ringは最大900\u202fBです" in html
     assert "2番目は2.25倍です" in html
     assert '<desc id="figure-bars-wide-desc">2本の棒です。</desc>' in html

@@ -53,7 +53,7 @@ def test_a_time_has_the_unit_that_suits_it(seconds: float, said: str) -> None:
 
 def test_powers_shares_and_columns() -> None:
     assert words.power(2, -14) == "2⁻¹⁴"
-    assert words.percent(0.0333) == "3.3\u202f%"
+    assert words.percent(0.0333) == "3.3%"
     assert words.fixed(1234.5, 2) == "1,234.50"
 
 

@@ -37,7 +37,7 @@ def test_the_page_shows_the_answer_at_the_start(project: Path) -> None:
     assert answers(text) == [
         ("kept", "1\u202fB"),
         ("forgotten", "0\u202fB"),
-        ("part that is kept", "100\u202f%"),
+        ("part that is kept", "100%"),
     ]
     assert "<code>make record ARGS=rings</code>" in text
     assert "sliders.js" in text
@@ -46,12 +46,12 @@ def test_the_page_shows_the_answer_at_the_start(project: Path) -> None:
 def test_all_answers_stand_in_the_page_in_the_order_of_the_axes(project: Path) -> None:
     (points,) = re.findall(r'data-points="([^"]*)"', studio.built(project, PRINTED))
     assert points.replace("\u202f", "_").split(";") == [
-        "1_B 0 100|0_B 0 0|100_%",
-        "1_B 0 100|1_B 100 0|50_%",
-        "1_B 0 12.5|8_B 100 0|11_%",
-        "1_B 0 100|0_B 0 0|100_%",
-        "2_B 50 50|0_B 0 0|100_%",
-        "4_B 60 20|5_B 100 0|44_%",
+        "1_B 0 100|0_B 0 0|100%",
+        "1_B 0 100|1_B 100 0|50%",
+        "1_B 0 12.5|8_B 100 0|11%",
+        "1_B 0 100|0_B 0 0|100%",
+        "2_B 50 50|0_B 0 0|100%",
+        "4_B 60 20|5_B 100 0|44%",
     ]
 
 

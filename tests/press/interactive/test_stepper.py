@@ -101,7 +101,7 @@ def test_the_words_are_translated_and_what_is_not_is_marked(project: Path) -> No
     sidelit("sync", cwd=project)
     translate(project / "site/locale/ja/steppers/put.po", {"A ring is made.": "リングを作る。"})
     text = studio.built(project, "ja/steps.html")
-    assert '<p class="sentence">リングを作る。</p>' in text
+    assert '<p class="sentence"><span class="whole">リングを作る。</span></p>' in text
     assert '<p class="sentence"><span lang="en">An item goes round.</span></p>' in text
     assert "ランク0" in text
     assert [each["id"] for each in events(text)] == ["put-1", "put-2", "put-3", "put-4"]

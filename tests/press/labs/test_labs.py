@@ -321,7 +321,8 @@ def test_recorded_outputs_stand_below_their_cells(labs: Path) -> None:
     }
     (folder / "01_fill_a_ring.json").write_text(json.dumps({**about, "data": data}), encoding="utf-8")
     text = build(labs)
-    assert '<pre class="printed">&lt;b&gt;done&lt;/b&gt;' in text
+    assert '<pre class="printed"><span class="row">' in text
+    assert "&lt;b&gt;done&lt;/b&gt;" in text
     assert '<svg role="img" aria-label="items &lt;b&gt;" viewBox="0 0 9 9">' in text
     assert '<use href="#put-check-1-a" fill="var(--ink)" stroke="#123456"></use>' in text
     assert (

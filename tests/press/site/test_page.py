@@ -60,7 +60,7 @@ def test_a_word_that_one_language_lacks(sample: Path, templates: Path) -> None:
     )
     with pytest.raises(SidelitError, match="part") as told:
         site.whole_files(config.load(sample / "site/sidelit.toml"))
-    assert str(told.value).startswith("templates/ui/ja.toml:7: words of the interface are missing: part;")
+    assert str(told.value).startswith("templates/ui/ja.toml:8: words of the interface are missing: part;")
 
 
 @pytest.mark.full

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from markupsafe import Markup
@@ -139,7 +140,12 @@ def _check_doors(given: Directive, book: Book) -> None:
 
 
 def _doors(given: Directive, place: Place) -> Markup:
-    return place.fragment("doors.html", words=place.words(given.body))
+    return place.fragment("doors.html", words=_headed(place.words(given.body)))
+
+
+def _headed(words: Markup) -> Markup:
+    """A list whose items begin with a link on a line of its own: a colon behind it would begin the next."""
+    return Markup(re.sub(r"(<li>(?:(?!</?li).)*?</a>)\s*[:：]\s*", r"\1 ", words, flags=re.DOTALL))
 
 
 def _check_columns(given: Directive, book: Book) -> None:
@@ -156,7 +162,7 @@ def _check_numbers(given: Directive, book: Book) -> None:
 
 def _numbers(given: Directive, place: Place) -> Markup:
     numbers, beside = (place.words(part) for part in given.parts)
-    return place.fragment("numbers.html", numbers=numbers, beside=beside)
+    return place.fragment("numbers.html", numbers=_headed(numbers), beside=beside)
 
 
 OPENING = Kind("opening", _check_opening, _opening, everywhere=True)
