@@ -300,6 +300,9 @@ def _bind(parts: list[str], start: int, end: int, last: int, phrases: Phrases) -
             if depth < 0:
                 return
             if not depth and parts[at][1] != "/":
+                # A coloured square, say, is laid out by whatever holds it.
+                if not any(parts[at + 1 : last : 2]):
+                    return
                 parts[at] = WHOLE + parts[at]
                 parts[last] = text + _CLOSE
                 return

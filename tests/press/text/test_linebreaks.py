@@ -84,6 +84,11 @@ def test_a_paragraph_does_not_end_with_a_letter_alone(name: str) -> None:
     assert 4 <= len(re.sub("<[^>]*>", "", bound)) <= 9
 
 
+def test_what_holds_no_words_is_laid_out_by_what_holds_it() -> None:
+    legend = '<ul><li><i class="p1"></i> 参数</li></ul>'
+    assert settled(legend, "zh") == legend
+
+
 def test_a_heading_ends_its_lines_behind_phrases_and_names_of_two_words_where_a_term_ends() -> None:
     title = "<h1>アクティベーションチェックポインティング</h1>"
     assert settled(title, "ja") == '<h1 class="longer">アクティベーション<wbr>チェックポインティング</h1>'
