@@ -35,8 +35,15 @@ except ModuleNotFoundError as error:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    given = parser().parse_args(arguments)
+    given, others = parser().parse_known_args(arguments)
     command: Callable[[argparse.Namespace], int] = given.command
+    if command is commands.search:
+        # Readers search for options, too.
+        given.words += others
+        if not given.words:
+            parser().error("name a word to search for")
+    elif others:
+        parser().error(f"unrecognized arguments: {' '.join(others)}")
     try:
         return command(given)
     except SidelitError as error:
@@ -129,7 +136,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--lang", help="the language of the page that is cited (default: the first one)")
     sub.add_argument("--form", choices=citing.FORMS, help="one form only; without it all are printed")
     sub = add("search", "search the site as its readers do", commands.search)
-    sub.add_argument("words", nargs="+", metavar="WORD", help="a name, a part of it, or words")
+    sub.add_argument("words", nargs="*", metavar="WORD", help="a name, a part of it, an option, or words")
     sub.add_argument("--lang", help="default: the language that the site is written in")
     sub.add_argument(
         "--site", type=Path, metavar="FOLDER", help="a built site (default: build/site of the project)"

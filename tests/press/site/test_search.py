@@ -291,6 +291,9 @@ def test_the_terminal_prints_what_a_page_shows(sample: Path) -> None:
     assert said[0] == "ring.html#Ring.__init__/a-bounded-deque-drops-items  Ring.__init__"
     assert said[1].strip().startswith("A [bounded deque] drops")
     assert sidelit("search", "qqqqq", cwd=sample, code=1).stdout == ""
+    # An option is a word as well.
+    assert sidelit("search", "--bounded", "deque", cwd=sample).stdout.splitlines() == said
+    assert "name a word" in sidelit("search", cwd=sample, code=2).stderr
     told = sidelit("search", "ring", "--lang", "fr", cwd=sample, code=1).stderr
     assert told == "'fr' is not a language of this site; it has en, ja, zh\n"
     # Its own language, and no configuration, for a site that lies elsewhere.
