@@ -83,7 +83,7 @@ def test_every_chapter_names_tests_that_prove_it() -> None:
     """They are there, and pytest takes them for tests."""
     made = config.load(ROOT / "site" / "sidelit.toml")
     faults: list[SidelitError] = []
-    found = usage.lines(made, faults.append)
+    found = usage.proofs(made, faults.append)
     assert [str(fault) for fault in faults] == []
     assert [chapter.source for chapter in made.chapters if not chapter.proves] == []
     for proof in found:

@@ -40,7 +40,7 @@
   // Paper shows what is open.
   const answers = lesson ? all(".answer", lesson) : [];
   if (answers[0]) {
-    const every = button("finish", [], () => turn(!answers[0].open));
+    const every = button("every", [], () => turn(!answers[0].open));
     const turn = (open) => {
       for (const answer of answers) answer.open = open;
       every.textContent = open ? lesson.dataset.fold : lesson.dataset.open;

@@ -266,9 +266,10 @@ def without_scripts(scriptless: Page, shared: Page) -> Iterator[str]:
     Where a script shows one part of a page at a time, both are looked at as they are printed: whole.
     """
     parts = shared.locator(".live").count() > 0
-    # A choice between radio buttons shows by the stylesheet alone.
+    # A choice between radio buttons shows by the stylesheet alone, and the browser opens a popover by itself.
     if visible(
-        show(scriptless), "button, input:not([type=radio]), select, textarea, [role=button], [onclick]"
+        show(scriptless),
+        "button:not([popovertarget]), input:not([type=radio]), select, textarea, [role=button], [onclick]",
     ):
         yield "there are controls"
     for page in (scriptless, shared):

@@ -86,8 +86,8 @@ class Read(HTMLParser):
             self.begin(classes, bits)
         if given:
             self.note(tag, given, bits)
-        # A choice between radio buttons shows by the stylesheet alone.
-        control = tag in CONTROLS and given.get("type") != "radio"
+        # Radio buttons show a choice by the stylesheet alone, and a browser opens a popover by itself.
+        control = tag in CONTROLS and given.get("type") != "radio" and "popovertarget" not in given
         if control or given.get("role") == "button" or "onclick" in given:
             self.controls.append(tag)
         if tag not in VOID:

@@ -47,7 +47,7 @@ def test_on_paper_answers_stay_folded_until_a_teacher_opens_them(visit: Open) ->
     page.goto(f"{page.url}?answers")
     assert answer.is_visible()
     page.emulate_media(media="screen")
-    page.locator("button.finish").last.click()
+    page.locator("button.every").click()
     assert not answer.is_visible()
 
 

@@ -25,16 +25,16 @@ def test_each_slider_moves_to_another_answer(page: Page, home: str) -> None:
     page.goto(home + PAGE)
     size = page.get_by_role("slider", name="places of the ring")
     puts = page.get_by_role("slider", name="items that were put")
-    assert shown(page) == ["1 B", "0 B", "100 %"]
+    assert shown(page) == ["1 B", "0 B", "100%"]
     puts.fill("2")
-    assert shown(page) == ["4 B", "5 B", "44 %"]
+    assert shown(page) == ["4 B", "5 B", "44%"]
     widths = "bars => bars.map(bar => bar.style.width)"
     assert page.locator(".result:first-child i").evaluate_all(widths) == ["60%", "20%"]
     # A bar that begins without a length has one now, and a number of another kind has no bar.
     assert page.locator(".result:nth-child(2) i").evaluate_all(widths) == ["100%", "0%"]
     assert page.locator(".result:nth-child(3) i").count() == 0
     size.press("ArrowLeft")
-    assert shown(page) == ["1 B", "8 B", "11 %"]
+    assert shown(page) == ["1 B", "8 B", "11%"]
     assert [axis.inner_text().split() for axis in page.locator(".choice b").all()] == [["1"], ["9"]]
     assert [slider.get_attribute("aria-valuetext") for slider in (size, puts)] == ["1", "9"]
 
@@ -42,7 +42,7 @@ def test_each_slider_moves_to_another_answer(page: Page, home: str) -> None:
 @pytest.mark.parametrize("page", [{"java_script_enabled": False}], indirect=True)
 def test_without_scripts_one_answer_stands_there_and_nothing_that_is_dead(page: Page, home: str) -> None:
     page.goto(home + PAGE)
-    assert shown(page) == ["1 B", "0 B", "100 %"]
+    assert shown(page) == ["1 B", "0 B", "100%"]
     assert page.locator(".sliders input").count() == 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,11 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="press-")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 Done = subprocess.CompletedProcess[str]
+
+
+def unbroken(html: str) -> str:
+    """A page without what says where its lines may end."""
+    return re.sub(r'<wbr>|<span class="whole">([^<]*)</span>', r"\1", html)
 
 
 def run(module: str, *arguments: str | Path, cwd: Path) -> Done:

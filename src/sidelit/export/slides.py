@@ -31,7 +31,8 @@ _FRAME = re.compile(r'<script src="(?P<file>[^"]*frame\.js)"[^>]*>')
 _OF_A_SITE = re.compile(
     r'<script src="[^"]*(?:original|newest)\.js".*?</script>\n?'
     r'|<link rel="(?:alternate|prev|next|canonical)"[^>]*>\n?'
-    r'|<details class="menu.*?</nav></details>\n?'
+    r'|<button class="menu.*?</button>\n?'
+    r'|<nav class="panel".*?</nav>\n?'
     r'|<nav class="langs".*?</nav>\n?',
     re.DOTALL,
 )

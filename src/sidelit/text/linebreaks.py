@@ -25,7 +25,7 @@ from sidelit.text.everyday import is_cjk
 WHOLE = '<span class="whole">'
 # A longer word of a sample, and of code in a sentence, has to be broken on a phone.
 _LONG, _SHORT = 32, 22
-_PIECE = re.compile(r"<[^>]*>|[^<]+")
+_PIECE = re.compile(r"""<(?:"[^"]*"|'[^']*'|[^"'>])*>|[^<]+""")
 _WORD = re.compile(r"(?:&[#\w]+;|[^\s&])+")
 _BREAKS = re.compile(r"[-/?!|\[{\u2013\u2026]")
 # Behind these a long word of code may end its line, and a part of it that is too long yet behind those.
@@ -146,7 +146,7 @@ def phrases_of(tag: str, terms: tuple[str, ...] = ()) -> Phrases | None:
 # author wrote.
 
 
-_TAG = re.compile(r"(<[^>]*>)")
+_TAG = re.compile(r"""(<(?:"[^"]*"|'[^']*'|[^"'>])*>)""")
 _KIND = re.compile(r"</?([a-zA-Z][a-zA-Z0-9]*)")
 _SKIPPED = {"pre", "svg", "script", "style", "math", "template", "button", "select"}
 _HEADS = {"h1", "h2", "h3", "h4", "h5", "h6", "th", "caption", "summary"}

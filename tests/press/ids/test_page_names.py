@@ -65,7 +65,7 @@ def test_links_to_a_renamed_file_go_on_working(sample: Path, said: str) -> None:
     # The sources and the pages link to `ring.py`, which nobody mended.
     site = built(sample)
     now = "loop.html" if "was" in said else "ring.html"
-    assert pages(site) == {*SAMPLE_PAGES, now}
+    assert pages(site) == {*SAMPLE_PAGES, "contents.html", now}
     assert f"../{now}" in page(site, "tools/window.html").addresses
     assert f"{now}#Ring.put" in page(site, "index.html").addresses
 
@@ -255,7 +255,7 @@ def test_a_page_goes_to_another_package(sample: Path) -> None:
         '"tools/window.py"', '"sample/tools/window.py"'
     )
     (sample / CONFIG).write_text(text, encoding="utf-8")
-    assert pages(built(sample)) == set(SAMPLE_PAGES)
+    assert pages(built(sample)) == {*SAMPLE_PAGES, "contents.html"}
     assert "other/ring" in sidelit("status", cwd=sample).stdout
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import polib
 import pytest
 
-from press.project import edit, page, sidelit
+from press.project import edit, page, sidelit, unbroken
 
 GROUPS = """[[parts]]
 number = "I"
@@ -52,7 +52,7 @@ def grouped(sample: Path) -> Path:
 
 
 def html(folder: Path, name: str) -> str:
-    return (folder / "build/site" / name).read_text(encoding="utf-8")
+    return unbroken((folder / "build/site" / name).read_text(encoding="utf-8"))
 
 
 def ways(folder: Path, name: str) -> list[str]:

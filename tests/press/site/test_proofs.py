@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from press.project import edit, page, sidelit
+from press.project import edit, page, sidelit, unbroken
 
 ENTRY = '{ source = "ring.py", run = "python -m sample.ring" }'
 TESTS = '''"""Tests of the ring."""
@@ -109,7 +109,7 @@ def test_an_address_that_wants_a_commit_is_left_out_without_one(tested: Path) ->
 
 def listed(sample: Path, name: str) -> list[str]:
     """What a page says of each test: the chapter, what the test states, its name."""
-    html = (sample / "build/site" / name).read_text(encoding="utf-8").replace("<wbr>", "")
+    html = unbroken((sample / "build/site" / name).read_text(encoding="utf-8"))
     (found,) = re.findall(r'(?s)<div class="proved">(.*?)</details>', html)
     return re.findall(r"<(?:dt|dd)>(.*?)</(?:dt|dd)>", found)
 

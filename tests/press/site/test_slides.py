@@ -63,7 +63,8 @@ def test_every_word_of_the_lesson_is_on_a_slide_once(course: Path) -> None:
     sidelit("build", cwd=course)
     sidelit("slides", "lessons/row", cwd=course)
     for name in ("row.html", "ja/row.html"):
-        assert page(course / HERE, name).ids == page(course / "build/site", name).ids
+        ids = page(course / "build/site", name).ids
+        assert page(course / HERE, name).ids == [each for each in ids if each != "sidelit-contents"]
         assert words(deck(course, name)) == words((course / "build/site" / name).read_text("utf-8"))
 
 

@@ -149,7 +149,6 @@ AA_TEXT, AA_GRAPHICS = 4.5, 3.0
 PAIRS = [
     *((text, ground, AA_TEXT) for text in (*WORDS, *TOKENS) for ground in GROUNDS),
     *((text, "mark", AA_TEXT) for text in ("ink", "accent", *TOKENS)),
-    *((state, "sheet", AA_GRAPHICS) for state in ("state-p", "state-g", "state-o")),
     # The kinds of a drawing: what edges and hatches them, and the letters on the darkest two.
     *(("rim", ground, AA_GRAPHICS) for ground in ("paper", "sheet")),
     *((f"on-{kind}", f"kind-{kind}", AA_GRAPHICS) for kind in (2, 3, 4, 5)),
