@@ -247,7 +247,7 @@ def table(curves: Curves) -> str:
     seeds = [run.unseen for run in curves["fp32"]]
     spread = max(seeds) / min(seeds) - 1
     lines.append(
-        f"\nband {BAND:.1%}; between the seeds fp32 itself differs by {spread:.2%} on the unseen text"
+        f"\nband {BAND:.1%}; between the seeds fp32 itself differs by {spread:.2%} on the held-out text"
     )
     return "\n".join(lines)
 

@@ -153,8 +153,9 @@ def step_at(x, exponent_bits, mantissa_bits):
 checks.step_at()
 
 # %% [markdown]
-# A change that is smaller than half a step is lost. So a weight of 1 in BF16 grows only by updates larger
-# than 0.0039. A learning rate of 0.001 with AdamW changes a weight by about 0.001 in a step.
+# A change that is smaller than half the distance to the next number of the format is lost. So a weight of 1
+# in BF16 grows only by updates larger than 0.0039. A learning rate of 0.001 with AdamW changes a weight by
+# about 0.001 in a step.
 #
 # ## Gradients that become zero
 #
@@ -277,8 +278,8 @@ _ = axes.legend()
 # ## What you have found
 #
 # - The exponent bits decide the range, and the mantissa bits decide the step between two numbers.
-# - A change of less than half a step is lost, so the optimizer trains a master weight in FP32. [Lesson
-#   10](../site/lessons/master_weights.md) splits the masters over the ranks.
+# - A change of less than half the distance to the next number is lost, so the optimizer trains a master
+#   weight in FP32. [Lesson 10](../site/lessons/master_weights.md) splits the masters over the ranks.
 # - FP16 loses small gradients, and a factor before the loss brings them back. The factor is found by trying,
 #   and costs a skipped step now and then.
 #

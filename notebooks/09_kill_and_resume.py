@@ -39,7 +39,8 @@ folder = Path(temporary.name)
 # ## A run and its parts
 #
 # The model predicts the next byte of a book from the byte before it. It has a dropout layer, so each step
-# draws random numbers. `Batches` reads the text, and all ranks together read 16 windows of it in each step.
+# generates random numbers. `Batches` reads the text, and all ranks together read 16 windows of it in each
+# step.
 #
 # In the function `take_step` one line has nothing to do with training. If `fatal_step` is the number of a
 # step, rank 1 is killed at the beginning of that step, as by a machine that fails.
@@ -140,9 +141,9 @@ fatal_step = None
 print([each.name for each in Checkpoints(folder / "killed").all()])
 
 # %% [markdown]
-# Rank 1 has `Ended` without an error of its own, and rank 0 has `Raised` one. Both checkpoints are complete.
-# A checkpoint gets its name only when all ranks have written their files. So a rank that dies while it saves
-# leaves no half of one under such a name.
+# Rank 1 has `Ended` without raising an error itself, and rank 0 has `Raised` one. Both checkpoints are
+# complete. A checkpoint gets its name only when all ranks have written their files. So a rank that dies while
+# it saves leaves no half of one under such a name.
 #
 # ## Exercise 2: equal to the bit
 #
@@ -238,7 +239,7 @@ print("The runs have taken steps 21 to 40.")
 # ranks. In each step rank 0 reads the first windows from there on, rank 1 the next ones, and so on.
 #
 # ::: hint
-# Rank 0 begins at the position itself. Each rank before this one reads `batch` windows.
+# Rank 0 begins at the position itself. Each rank with a lower number reads `batch` windows.
 # :::
 
 

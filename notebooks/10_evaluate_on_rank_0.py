@@ -56,7 +56,7 @@ def trained(stage):
 
 
 def held_out(count):
-    """Sequences of unseen text, and their targets."""
+    """Sequences of held-out text, and their targets."""
     text = unseen[: count * 32 + 1].long().to(labs.device())
     return text[:-1].view(count, 32), text[1:].view(count, 32)
 
@@ -253,5 +253,5 @@ for number, (of_all, divided, alone_loss, gathered) in enumerate(labs.ranks(2, b
 #
 # [The order of exchanges](src:shardbook/foundations/exchange_order.py) says how the ranks find out, [a rank
 # that leaves](src:shardbook/foundations/watchdog.py#module/a-rank-that-leaves) what happens if one of them
-# ends, and [the loss on unseen text](src:shardbook/train/loop.py#module/the-loss-on-unseen-text) is the
+# ends, and [the loss on held-out text](src:shardbook/train/loop.py#module/the-loss-on-unseen-text) is the
 # evaluation of the training program.

@@ -10,8 +10,8 @@ Each module of this package is a chapter. The groups are the folders of the pack
 
 **Foundations**: [Collectives](collectives.py), [All-to-all instead of
 reduce-scatter](collectives.py#module/all-to-all-instead-of), [The byte
-ledger](collectives.py#module/the-byte-ledger), [One flat vector](layout.py), [Huge
-pages](streams.py#module/huge-pages), [Tensor
+ledger](collectives.py#module/the-byte-ledger), [The layout of a flat
+vector](layout.py), [Huge pages](streams.py#module/huge-pages), [Tensor
 versions](torch_private.py#module/tensor-versions), [Streams and huge
 pages](streams.py), [The context of a hook](hook_context.py),
 [Observers](hook_context.py#module/observers-a-program-that-watches), [Labels for a
@@ -156,7 +156,7 @@ schedule](plan.py#module/the-learning-rate-schedule), [Losses and gradients that
 finite](not_finite.py), [Planning and assembling a run](plan.py), [The parts of a
 run](plan.py#module/the-parts-of-a-run), [Training on several
 machines](train/ranks.py#module/training-on-several-machines), [Resuming a
-run](saving.py), [Training a sharded model](loop.py), [The loss on unseen
+run](saving.py), [Training a sharded model](loop.py), [The loss on held-out
 text](loop.py#module/the-loss-on-unseen-text), [Tracking, traces and memory
 snapshots](tracking.py), [A trace of one step](tracking.py#module/a-trace-of-one-step),
 [A snapshot of the memory at its peak](tracking.py#module/a-snapshot-of-the-memory).

@@ -160,7 +160,7 @@ class Watch:
         """Plain data for the comparison at the end."""
 
     def judge(self, facts: list[Any]) -> None:
-        """Compare the facts of all ranks. Called on rank 0 only.
+        """Compare what the ranks have handed in. Called on rank 0 only.
 
         :param facts: the facts in rank order, `None` for a rank that did not answer
         """

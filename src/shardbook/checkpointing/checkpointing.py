@@ -179,7 +179,7 @@ def checkpoint(
     :param args: its arguments
     :param use_reentrant: `True` chooses the reentrant variant, [see the
         table](#module); `None` means the default, as if the option were left out
-    :param preserve_rng_state: draw [the same random numbers](rng.py) in both runs
+    :param preserve_rng_state: generate [the same random numbers](rng.py) in both runs
     :param determinism_check: [how closely](determinism.py) both runs are compared:
         `"default"`, `"none"` or `"debug"`
     :param early_stop: whether the second run ends at the last tensor that a gradient

@@ -95,7 +95,7 @@ def checkpoint_reentrant(
     :param function: what to run, twice
     :param args: its arguments, of which at least one tensor must require a gradient;
         tensors may be inside tuples, lists, dictionaries and other pytrees
-    :param preserve_rng_state: let both runs draw [the same random
+    :param preserve_rng_state: let both runs generate [the same random
         numbers](rng.py#capture); `False` keeps 5056 bytes less, the state of the CPU's
         generator
     :param kwargs: more arguments

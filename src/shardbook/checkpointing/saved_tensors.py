@@ -118,7 +118,7 @@ def checkpoint_saved(
 
     :param function: the function that runs now, and again in the backward pass
     :param args: its arguments; [tensors among them](arguments.py) are kept
-    :param preserve_rng_state: draw [the same random numbers](rng.py) again
+    :param preserve_rng_state: generate [the same random numbers](rng.py) again
     :param determinism_check: [how closely](determinism.py) the two runs are compared
     :param early_stop: whether the second run ends [at the last tensor that a gradient
         needs](segment.py#Collector)
@@ -364,7 +364,8 @@ class Kept:
 
     :param shapes: the shapes of the call's arguments
     :param value: the result, or copies of the written values for an operation in place
-    :param drawn: the state of the generators after the call, if it drew random numbers
+    :param drawn: the state of the generators after the call, if it generated random
+        numbers
     :param required: whether the result must be kept, or may be recomputed instead
     """
 

@@ -107,9 +107,9 @@ aten = torch.ops.aten
 
 
 class Keep(enum.Enum):
-    """The answers of a policy.
+    """What a policy returns.
 
-    A policy that was written for PyTorch's checkpoint may keep its answers:
+    A policy that was written for PyTorch's checkpoint may keep its return values:
 
     | here | in PyTorch |
     |---|---|
@@ -258,11 +258,11 @@ class HandingOut(TorchDispatchMode):
     Autograd uses a kept result as the result of the operation, and goes on as in the
     forward pass.
 
-    A kept operation that draws random numbers does not run here, but a later one that
-    draws may run. So after each kept operation the generators are set to their state
-    after this operation in the forward pass. Otherwise each later dropout would draw
-    the mask of an earlier one. PyTorch 2.13 does not restore this state: with one of
-    two masks kept, its gradients are wrong, and no error is raised.
+    A kept operation that generates random numbers does not run here, but a later one
+    that generates some may run. So after each kept operation the generators are set to
+    their state after this operation in the forward pass. Otherwise each later dropout
+    would draw the mask of an earlier one. PyTorch 2.13 does not restore this state:
+    with one of two masks kept, its gradients are wrong, and no error is raised.
     """
 
     def __init__(self, store: Store) -> None:
@@ -333,14 +333,14 @@ def wanted(op: OpOverload, keep: Keep) -> bool:
 
 
 def random_state(op: OpOverload, args: Any, kwargs: Any) -> RNGState:
-    """The state of the generators that an operation may draw from."""
+    """The state of the generators that an operation may use."""
     draws = torch.Tag.nondeterministic_seeded in op.tags
     return capture(args, kwargs) if draws else RNGState()
 
 
 def differ(before: RNGState, after: RNGState) -> bool:
-    """Whether an operation has drawn random numbers. An attention without dropout could
-    draw, but does not.
+    """Whether an operation has generated random numbers. An attention without dropout
+    could do so, but does not.
     """
     return any(
         not torch.equal(state, after.states[source])

@@ -87,7 +87,7 @@ def enters_graph(
     The arguments are handed over by position, so none of them is taken for an option.
 
     :param policy: the results to keep; `None` keeps nothing
-    :param context_fn: the caller's own blocks, used instead of a policy
+    :param context_fn: makes the caller's context managers, used instead of a policy
     """
     count, names = len(args), tuple(kwargs)
 
@@ -104,15 +104,15 @@ def enters_graph(
 
 
 def blocks_of_graph(policy: SavePolicy | Collection[Any] | None) -> tuple[Any, Any]:
-    """Make the blocks in which the recorded operations run, one for each of the two
-    runs.
+    """Make the context managers in which the recorded operations run, one for each of
+    the two runs.
 
     There are two cases. A compiler that cuts the graph into two runs the operations
-    once for inspection, and reads the policy's answers from PyTorch's own blocks. A
-    backend that does not cut the graph runs the recorded operations through PyTorch's
-    checkpoint in each step, but does not restore the state of the generators. There,
-    dropout would draw another mask in the second run. So these blocks restore that
-    state.
+    once for inspection, and reads what the policy returns from PyTorch's own context
+    managers. A backend that does not cut the graph runs the recorded operations through
+    PyTorch's checkpoint in each step, but does not restore the state of the generators.
+    There, dropout would draw another mask in the second run. So these context managers
+    restore that state.
     """
     if torch.compiler.is_compiling() or traces_graph():
         asked = None if policy is None else policy_of(policy)

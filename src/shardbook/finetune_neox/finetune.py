@@ -470,7 +470,7 @@ def plan_figures(
 # | name | meaning | one entry for each |
 # |---|---|---|
 # | `losses` | the mean loss of all ranks | step |
-# | `unseen` | the loss on the unseen text | rank |
+# | `unseen` | the loss on the held-out text | rank |
 # | `loading`, `loading_forecast` | the most bytes that were stored while building and loading | rank |
 # | `steady`, `steady_forecast` | the bytes that are stored between steps | rank |
 # | `sent` | the bytes that were sent in all steps | rank |
@@ -523,7 +523,7 @@ def table(model: str, figures: dict[str, Any]) -> str:
         ("", "counted", "by formula"),
         ("loss, first step", f"{losses[0]:.3f}", ""),
         ("loss, last step", f"{losses[-1]:.3f}", ""),
-        ("loss, unseen text", f"{unseen:.3f}", ""),
+        ("loss, held-out text", f"{unseen:.3f}", ""),
         (
             "bytes while it was loaded",
             f"{most['loading']:,}",

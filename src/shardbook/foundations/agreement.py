@@ -259,7 +259,8 @@ class Wish(NamedTuple):
 
     `issued`, the number of exchanges that the rank has started, distinguishes equal
     exchanges of different training steps. `known` is the exchange that followed in the
-    known order. Ranks that keep to that order start it, and do not come to the round.
+    known order. Ranks that keep to that order start it, and do not take part in the
+    round.
     """
 
     rank: int
@@ -319,17 +320,17 @@ def rule(*steps: Step | None) -> str:
 #
 # | key | value | written by |
 # |---|---|---|
-# | `first` | the rank that came first, and its step | the first rank that comes |
-# | `came` | the ranks that have come with the same step, one bit for each | each of them |
+# | `first` | the first rank that took part, and its step | that rank |
+# | `came` | the ranks that take part with the same step, one bit for each | each of them |
 # | `decided` | the result of the round | the first rank that knows it |
 # | `read` | the number of ranks that have read that the ranks disagree | each of them |
 #
 # A round ends in one of four ways:
 #
-# - The last rank comes, and all have the same step.
-# - A rank comes with another step.
-# - A rank that does not come reads the store, and finds that it has already started
-#   another exchange.
+# - All ranks take part, and have the same step.
+# - A rank takes part with another step.
+# - A rank that does not take part reads the store, and finds that it has already
+#   started another exchange.
 # - The time limit is over.
 #
 # Several ranks may find an end at the same moment. So `decided` is written only if it is
@@ -339,19 +340,19 @@ def rule(*steps: Step | None) -> str:
 # compile for minutes while the others have finished. These [report it](watchdog.py)
 # after one minute. They wait as long as they would wait in an exchange, which is the
 # time limit of their process group. After that they raise an error that names the ranks
-# that have not come. A rank of this machine that [has
+# that have not taken part. A rank of this machine that [has
 # died](agreement.py#module/a-rank-whose-process-has) is named within a second.
 
 
 class Rendezvous:
-    """The rounds of some ranks. Ranks that come to a round leave it together.
+    """The rounds of some ranks. Ranks that take part in a round leave it together.
 
     A round costs each rank a few messages of some hundred bytes, whatever the number of
     ranks, and some short messages after each pause while it waits.
 
     :param store: keys that no other rendezvous uses, the same ones on all its ranks
     :param rank: this process, numbered among all processes
-    :param world_size: how many ranks must come
+    :param world_size: how many ranks must take part
     :param limit: how long a rank waits for the others
     """
 
@@ -446,12 +447,12 @@ class Rendezvous:
         return Wish.read(text)
 
     def come(self) -> bool:
-        """Record that this rank has come.
+        """Record that this rank takes part.
 
         A number of the store has 64 bits. So some ranks share one number, and the last
         of them adds one to the count of full numbers.
 
-        :returns: whether all ranks have come
+        :returns: whether all ranks take part
         """
         word, bit = divmod(self.ranks.index(self.rank), WORD)
         came = self.store.add(f"{self.rounds}/came/{word}", 1 << bit)
@@ -469,20 +470,22 @@ class Rendezvous:
         end = clock() + self.limit.total_seconds()
         while True:
             until(lambda: bool(self.store.check([key])), self.glance)
-            # If the store has ended, this raises an error.
+            # If the process that keeps the store has ended, this raises an error.
             if self.store.check([key]):
                 return True
-            # A rank that [has died](agreement.py#module/a-rank-whose-process-has) will not come.
+            # A rank that [has died](agreement.py#module/a-rank-whose-process-has) will
+            # not take part.
             if clock() >= end or ended(self.store, self.missing()):
                 return False
 
     def look(self, issued: int) -> None:
-        """Raise an error if a rank has opened a round to which this rank cannot come.
+        """Raise an error if a rank has opened a round in which this rank cannot take
+        part.
 
         Compare the numbers of exchanges. If the other rank has started at least as many
-        as this one, it is ahead, and this rank will come to the round later. If it has
-        started fewer, this rank has already started, as agreed before, the exchange at
-        whose place the other has opened the round. The two disagree.
+        as this one, it is ahead, and this rank will take part in the round later. If it
+        has started fewer, this rank has already started, as agreed before, the exchange
+        at whose place the other has opened the round. The two disagree.
         """
         number = self.rounds
         if not self.store.check([f"{number}/first"]):
@@ -546,7 +549,7 @@ class Rendezvous:
         raise Disagreement(self.verdict) from error
 
     def missing(self) -> list[int]:
-        """The ranks that have not come to this round."""
+        """The ranks that have not taken part in this round."""
         came = [self.store.add(f"{self.rounds}/{word}", 0) for word in self.words()]
         return [
             rank

@@ -972,8 +972,8 @@ def broadcast_copies(distance: int, world_size: int, *, tree: bool) -> int:
     """
     if not tree:
         return int(distance + 1 < world_size)
-    # A rank receives its copy in the round of its highest bit. After that, in each
-    # round $k$, it sends a copy to the rank that is $2^k$ further.
+    # A rank receives its copy in the round given by the highest bit of its distance.
+    # After that, in each round $k$, it sends a copy to the rank that is $2^k$ further.
     rounds = range(distance.bit_length(), (world_size - 1).bit_length())
     return sum(distance + 2**k < world_size for k in rounds)
 

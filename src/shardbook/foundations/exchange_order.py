@@ -24,17 +24,17 @@ first step every rank knows which exchange follows which. A rank that starts the
 expected exchange looks it up in its own memory and sends no message.
 
 Ranks may leave the known order if all of them do. The rank that is about to leave it
-opens another round. If all ranks come to that round with the same exchange, the order
-has changed, and they continue. If one of them is about to start another exchange, they
-all raise one error.
+opens another round. If all ranks take part in that round with the same exchange, the
+order has changed, and they continue. If one of them is about to start another exchange,
+they all raise one error.
 
-A rank that keeps to the known order does not come to the round. It starts its exchange
-and waits for the others. While it waits it reads the store, finds the open round there,
-and raises the same error. Only gloo lets a thread do that while it waits. On other
-backends [a separate thread](watchdog.py#module/a-monitor-thread-for-ranks) reads the
-store. The error is then in the log of each rank within some seconds, and the program
-raises it at its next exchange. If the program already waits for the device, the backend
-ends it at the time limit of the process group.
+A rank that keeps to the known order does not take part in the round. It starts its
+exchange and waits for the others. While it waits it reads the store, finds the open
+round there, and raises the same error. Only gloo lets a thread do that while it waits.
+On other backends [a separate thread](watchdog.py#module/a-monitor-thread-for-ranks)
+reads the store. The error is then in the log of each rank within some seconds, and the
+program raises it at its next exchange. If the program already waits for the device, the
+backend ends it at the time limit of the process group.
 
 No wrong values have been exchanged at that moment. The exchange that was started has no
 partner, and the rank that deviates has started none.
@@ -203,8 +203,8 @@ class Order:
         """
         failed = work.is_completed()
         # The exchange may have failed because another rank has raised the error whose
-        # text is in the store, and has ended. If the store has ended as well, the
-        # exchange's own error is raised.
+        # text is in the store, and has ended. If the process that keeps the store has
+        # ended as well, the exchange's own error is raised.
         with suppress(RuntimeError):
             rendezvous.look(self.issued)
             waits_in(rendezvous, self.issued)

@@ -1,4 +1,4 @@
-r"""# One flat vector
+r"""# The layout of a flat vector
 
 > Parameters of all shapes become one vector, and every rank stores an equal piece of it.
 

@@ -1,6 +1,6 @@
 r"""# Restoring the random numbers
 
-> A recomputation must draw the random numbers of the first run, or its gradients are wrong.
+> A recomputation must generate the random numbers of the first run again, or its gradients are wrong.
 
 [Activation checkpointing](checkpointing.py) runs a part of the forward pass twice.
 Dropout draws a mask each time it runs. If the two masks differ, the gradient belongs to
@@ -8,9 +8,9 @@ another function than the loss, and no error is raised.
 
 So the checkpoint captures the state of the generators before the first run and restores
 it for the second. After the second run the generators get back the state that they had
-before it, as if nothing had been drawn. Otherwise the same seed would train two
-different models: with checkpoints a program would draw other numbers after a backward
-pass than without.
+before it, as if no number had been generated. Otherwise the same seed would train two
+different models: with checkpoints a program would generate other numbers after a
+backward pass than without.
 
 ## The generators that are captured
 
@@ -18,7 +18,7 @@ Each device has a generator of its own, and the checkpoint cannot know beforehan
 of them a function will use. The CPU's generator is always captured. The arguments
 decide about the others:
 
-| where the function draws | repeated? |
+| where the function generates random numbers | repeated? |
 |---|---|
 | on the CPU, from PyTorch's own generator | yes |
 | on the device of a tensor among its arguments | yes |
@@ -28,15 +28,16 @@ decide about the others:
 | on another device, to which the function moves a tensor itself | no |
 | from a `torch.Generator` that the function finds elsewhere, such as in an attribute | no |
 | from Python's `random` or from NumPy | no |
-| while another thread draws from the same generator, outside of any recomputation | no |
+| while another thread uses the same generator, outside of any recomputation | no |
 
 Why not capture the generators of all devices? That would not be enough, because the
 last three rows would stay as they are. And it would not be safe, because autograd runs
-the backward passes of different devices in different threads. While one thread draws on
-its device, a recomputation on another device would reset the first device's generator.
+the backward passes of different devices in different threads. While one thread
+generates numbers on its device, a recomputation on another device would reset the first
+device's generator.
 
-So if a function draws on a device that none of its arguments is on, pass that device as
-one more argument, which the function ignores:
+So if a function generates random numbers on a device that none of its arguments is on,
+pass that device as one more argument, which the function ignores:
 
 ```python
 y = checkpoint(lambda x, _: f(x), x, torch.device("cuda:1"))
@@ -65,7 +66,7 @@ Source = torch.Generator | torch.device
 
 
 def capture(*args: Any) -> RNGState:
-    """The present state of the CPU's generator and of the generators of the arguments.
+    """The present state of the CPU's generator and of those found in the arguments.
 
     :param args: the arguments of a function, and the function itself if it is a module:
         tensors, devices, generators and modules, also inside tuples, lists,
@@ -83,8 +84,8 @@ def capture(*args: Any) -> RNGState:
     return RNGState({source: read(source) for source in sources})
 
 
-# All threads draw from the same generators. If blocks are nested, the same thread takes
-# the lock again.
+# All threads use the same generators. If blocks are nested, the same thread takes the
+# lock again.
 LOCK = RLock()
 
 
@@ -157,7 +158,7 @@ def sources_of(module: nn.Module) -> Iterator[torch.device]:
 
 
 def read(source: Source) -> Tensor:
-    """A copy of the state's bytes, which does not change when the generator draws."""
+    """A copy of the state's bytes, which does not change when the generator is used."""
     if isinstance(source, torch.Generator):
         return source.get_state()
     state: Tensor = torch.get_device_module(source).get_rng_state(*which(source))
@@ -177,10 +178,10 @@ def write(source: Source, state: Tensor) -> None:
 def sources_on(device: torch.device) -> Iterator[torch.device]:
     """The device itself, if it has a state of its own to read.
 
-    The CPU's state is captured anyway, and nothing is drawn on `meta`. A device that
-    has not been initialised is left out, because a read of its state would initialise
-    it. If a program uses a device for the first time inside a checkpoint, initialise
-    the device before, for example with `torch.cuda.init()`.
+    The CPU's state is captured anyway, and no number is generated on `meta`. A device
+    that has not been initialised is left out, because a read of its state would
+    initialise it. If a program uses a device for the first time inside a checkpoint,
+    initialise the device before, for example with `torch.cuda.init()`.
     """
     if device.type in ("cpu", "meta"):
         return

@@ -146,7 +146,7 @@ class Standstill:
 
         :param now: the time in seconds, by any clock
         :param store: the keys of the rendezvous
-        :raises RuntimeError: if the store has ended
+        :raises RuntimeError: if the process that keeps the store has ended
         """
         wish = self.progress.wish
         place = self.rendezvous.issued, self.rendezvous.rounds, wish
@@ -391,9 +391,10 @@ class Record(NamedTuple):
     :param beat: how often it has written
     :param started: how many exchanges it has started
     :param rounds: how many [rounds](agreement.py#module/rounds-through-the-store) it has left
-    :param wish: the step of the next round, if it has come to that round
+    :param wish: the step of the next round, if it takes part in that round
     :param last: the exchange that it has started last
-    :param still: the seconds for which it has started no exchange and come to no round
+    :param still: the seconds for which it has started no exchange and taken part in no
+        round
     :param waited: the seconds for which it has waited for other ranks; `None` if it
         does not wait
     :param where: the line of its program, if it stands still
@@ -430,7 +431,7 @@ class Record(NamedTuple):
 
 
 def came(record: Record | None, rounds: int) -> bool:
-    """Whether a rank has come to a round, according to its last record."""
+    """Whether a rank has taken part in a round, according to its last record."""
     if record is None:
         return False
     return record.rounds > rounds or (
@@ -607,7 +608,7 @@ def monitor(
             logging.getLogger("shardbook").error("%s", error)
             return
         except RuntimeError:
-            # The store has ended with the process that kept it.
+            # The process that keeps the store has ended.
             return
 
 
@@ -707,7 +708,8 @@ def name_the_failed(
     :param step: the exchange that this rank has started last
     :param error: the backend's error
     :raises Disagreement: on every rank that waited, if there are such ranks
-    :raises RuntimeError: if there are none, or the store has ended, too
+    :raises RuntimeError: if there are none, or the process that keeps the store has
+        ended, too
     """
     cause, issued = str(error).splitlines()[0], rendezvous.issued
     try:

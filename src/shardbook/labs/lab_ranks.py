@@ -123,7 +123,7 @@ def show_lines(number: int, lines: list[str] | int) -> None:
 
 
 def pickled(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
-    """What a rank unpickles."""
+    """The objects that a rank unpickles."""
     try:
         return dumps((function, arguments))
     # Each class raises an error of its own if its objects cannot be copied.

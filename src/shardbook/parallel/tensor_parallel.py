@@ -239,7 +239,7 @@ def piece(length: int, rank: int, count: int) -> Tensor:
 # | | ZeRO-R | in this book |
 # |---|---|---|
 # | $P_a$ | each rank keeps a piece of a common checkpoint | [`partition`](residual.py#partition), used below
-# | $P_{a+\text{cpu}}$ | these pieces wait on the host | [`partition(offload=True)`](residual.py#partition) |
+# | $P_{a+\text{cpu}}$ | they are kept on the host | [`partition(offload=True)`](residual.py#partition) |
 # | $C_B$ | buffers have a constant size | the flat vectors of [units](unit.py) |
 # | $M_D$ | memory is allocated in advance | not done, for the reasons below |
 #
@@ -267,7 +267,8 @@ def piece(length: int, rank: int, count: int) -> Tensor:
 #
 # Ranks of plain data parallel training read different batches, so they have no equal
 # checkpoints to share. `partition` would mix their values, and `partition(check=True)`
-# refuses that. For such ranks the checkpoint can [wait on the host](residual.py#offload).
+# refuses that. For such ranks the checkpoint can [be kept on the
+# host](residual.py#offload) until the backward pass.
 #
 # **Buffers of constant size.** One vector for the gradients of the whole model makes the
 # largest messages, but it grows with the model. The paper's buffers keep one size for

@@ -173,7 +173,8 @@ def own_bytes(
             # less than a tenth of them.
             together = min(every[kind], BUNDLE // policy.sends_in(kind[1]).itemsize)
             freed = 9 * (extra or 0) // 10
-            # A rank that receives the pieces of all others adds them up in one more.
+            # A rank that receives the pieces of all others needs one more piece of
+            # memory for their sum.
             count = layouts[0].world_size
             piece = together // count if count > 2 and together > padded else 0
             more = max(more, (together * vectors + piece) * collected - freed)

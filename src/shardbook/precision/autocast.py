@@ -119,7 +119,8 @@ __all__ = [
 #
 # [Autocast](autocast.py) has to act between the model and autograd. If it acted after
 # autograd, the operation would be recorded with its old inputs, and its backward pass
-# would meet other dtypes. If it acted earlier, the model's code would have to change.
+# would meet other dtypes. If it acted before the model, the model's code would have to
+# change.
 #
 # PyTorch offers this place. While a `TorchFunctionMode` is on, each PyTorch function that
 # is called from Python first hands the call to the mode: the function and its arguments.

@@ -65,7 +65,7 @@ pass of the sum sends them once.
 
 An overflow skips only the optimizer whose gradients overflowed. With the usual 2000
 steps between two attempts to double $S$, about one step in 2001 is skipped once the
-scale has settled, so this rarely matters.
+scale has settled, so the optimizers' steps rarely drift apart.
 
 **A skipped step and the learning rate.** A learning-rate scheduler that is called in
 each iteration also counts a skipped step. One step in 2001 changes nothing that can be
@@ -145,7 +145,7 @@ class GradScaler:
     :param enabled: with `False` losses and steps pass through unchanged, so that the
         same program can run in FP32
     :raises ValueError: if one of the numbers would make $S$ useless
-    :raises TypeError: if the device is a number
+    :raises TypeError: if `device` is a number
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class GradScaler:
         :param outputs: a tensor, or tensors in lists, tuples and dictionaries, nested
             as you like; any other iterable comes back as a list
         :returns: the same structure
-        :raises ValueError: if there is something else in it
+        :raises ValueError: if it holds anything but tensors
         :raises RuntimeError: if a model would [step in the backward
             pass](accumulate.py#module/stepping-inside-the-backward-pass)
         """
@@ -321,7 +321,7 @@ class GradScaler:
     def scale_each(self, outputs: Any) -> Any:
         """Scale all tensors in a list, tuple or dictionary.
 
-        :raises ValueError: if there is something else in it
+        :raises ValueError: if it holds anything but tensors
         """
         if isinstance(outputs, Mapping):
             return {key: self.scale(value) for key, value in outputs.items()}

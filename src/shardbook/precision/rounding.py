@@ -1,6 +1,7 @@
 r"""# What rounding does to training
 
-> A term smaller than half a step is lost: sums stop, weights stand still, gradients become zero.
+> A term smaller than half the distance to the next number of the format is lost: sums
+> stop, weights stand still, gradients become zero.
 
 A processor adds, subtracts, multiplies and divides floating-point numbers as if it knew
 the exact result and then took [the nearest number](formats.py#Format.encode) of the
@@ -8,12 +9,12 @@ format. A square root is rounded in the same way; an exponential or a sine can h
 slightly larger error. A single rounding is harmless: even in BF16 it changes a normal
 number by at most 0.4%. But three effects of many roundings harm training.
 
-**A long sum stops.** If the sum has grown so large that a term is less than half a
-step, the term is lost, and so are all later terms of that size. A sum of ones stops at
-2048 in FP16 and at 256 in BF16. So sums are kept in FP32 where it matters: in the units
-that multiply matrices, in a normalization layer, in a mean over [the
-ranks](collectives.py#reduce_scatter_mean). (By default PyTorch lets a GPU add some
-partial sums of a 16-bit matrix product in 16 bits;
+**A long sum stops.** If the sum has grown so large that a term is less than half the
+distance to the next number of the format, the term is lost, and so are all later terms
+of that size. A sum of ones stops at 2048 in FP16 and at 256 in BF16. So sums are kept
+in FP32 where it matters: in the units that multiply matrices, in a normalization layer,
+in a mean over [the ranks](collectives.py#reduce_scatter_mean). (By default PyTorch lets
+a GPU add some partial sums of a 16-bit matrix product in 16 bits;
 `torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction` and its FP16 twin
 switch that off.)
 

@@ -123,7 +123,7 @@ def save_safetensors(
     :raises OSError: on every rank, if one of them cannot write; no files are left
     :raises ValueError: if the format has no name for a dtype, or a module has extra
         state, which the format cannot store
-    :raises Disagreement: if another rank does something else
+    :raises Disagreement: if another rank makes another call
     """
     if type(shard_bytes) is not int or shard_bytes < 1:
         raise ValueError(
@@ -213,7 +213,7 @@ def load_safetensors(
     :raises ValueError: on every rank, if the folder lacks a name or holds one too many,
         or a tensor has another shape or dtype; the model stays as it was
     :raises OSError: on every rank, if one of them cannot read
-    :raises Disagreement: if another rank does something else
+    :raises Disagreement: if another rank makes another call
     """
     come_together(model, "load")
     found = on_first(partial(places_of, Path(folder)))

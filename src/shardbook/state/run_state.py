@@ -143,7 +143,7 @@ def save_run(
         [data](file_formats.py#module/object-states-as-json), or a module has extra state
     :raises RuntimeError: if gradients of a micro-batch were not exchanged yet, because
         they would be lost
-    :raises Disagreement: if another rank does something else
+    :raises Disagreement: if another rank makes another call
     """
     write(folder, *state_of(model, optimizer, True, **others))
 
@@ -257,7 +257,7 @@ def load_run(
     :raises Damaged: if the folder is not a complete checkpoint
     :raises ValueError: if the checkpoint holds other tensors than the model, or no
         state for one of the `others`
-    :raises Disagreement: if another rank does something else
+    :raises Disagreement: if another rank makes another call
     """
     come_together(model, "load", contents("the run", optimizer, frozen, others))
     refuse_waiting(model)
@@ -483,9 +483,9 @@ def refuse_trained_before(folder: Path, index: Metadata, model: nn.Module) -> No
 # > them for each rank.
 #
 # After some steps, a batch norm on rank 1 has the running mean of rank 1's data. The
-# generators of rank 1 have drawn their own random numbers, too. A resumed run takes the
-# same steps bit for bit only if each rank gets its own values back. A program without
-# ranks reads rank 0's buffers, which have their usual names:
+# generators of rank 1 have generated their own random numbers, too. A resumed run takes
+# the same steps bit for bit only if each rank gets its own values back. A program
+# without ranks reads rank 0's buffers, which have their usual names:
 #
 # | name in the checkpoint | content |
 # |---|---|

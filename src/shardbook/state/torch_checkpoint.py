@@ -100,7 +100,7 @@ def load_torch_checkpoint(
     :raises ValueError: on every rank, if the checkpoint holds other names, shapes or
         dtypes than the model, is damaged, or holds more than tensors and data
     :raises OSError: on every rank, if one of them cannot read
-    :raises Disagreement: if another rank does something else
+    :raises Disagreement: if another rank makes another call
     """
     come_together(model, "load")
     refuse_waiting(model)

@@ -97,7 +97,7 @@ def partition(
     Source: [ZeRO](bib:rajbhandari2020zero), the partition of activations in ZeRO-R.
 
     :param group: the ranks that hold the same values; `None` means all ranks
-    :param offload: whether the pieces wait on the host
+    :param offload: whether the pieces are kept on the host until the backward pass
     :param least: the size in bytes below which tensors stay as they are. A move of a
         few bytes takes as long as a move of some thousand
     :param check: whether the ranks compare each tensor before they keep pieces of it.
@@ -113,7 +113,7 @@ def partition(
 
 
 def offload(*, least: int = LEAST) -> Residual:
-    """Make every tensor that autograd saves wait on the host.
+    """Keep every tensor that autograd saves on the host until it is needed.
 
     :param least: the size in bytes below which tensors stay as they are
     :returns: a context that may be entered many times

@@ -38,7 +38,7 @@ and the gradients of one parameter and of one activation. If the link is slow, t
 gradients of a whole slice may be waiting to leave. That does not raise the sum. Each
 gradient takes the place of the copy of its parameter, and slice $k-1$ is not copied
 before the gradients of slice $k+1$ have left. With `offload_activations=True` the
-inputs [wait on the host](residual.py), and the second term goes away.
+inputs [are kept on the host meanwhile](residual.py), and the second term goes away.
 
 The first term also depends on where the chain is cut. So if you pass `slices`, [the
 cut](#module/cutting-a-model-into-slices) makes the largest sum of two neighbours, $P_k +
@@ -109,7 +109,8 @@ def stream(
     :param device: where the layers compute, and where the output will be
     :param slices: the largest number of slices into which the chain is
         [cut](streaming.py#cut); by default each layer with parameters begins a slice
-    :param offload_activations: whether the inputs of the slices wait on the host
+    :param offload_activations: whether the inputs of the slices are kept on the host
+        until the backward pass
     :param param_dtype: the floating-point dtype, of 16 bits or more, to which
         floating-point parameters are cast before they are copied to the device. Their
         gradients leave the device in it; on the host both keep their own dtype. Norms

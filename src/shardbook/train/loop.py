@@ -20,7 +20,7 @@ activations](checkpointing.py), and `--offload` [stores parameters, gradients an
 optimizer state on the host](offload.py).
 
 A low loss in training does not show that the model is good. So [the last
-section](#module/the-loss-on-unseen-text) computes the loss on unseen text. Other
+section](#module/the-loss-on-unseen-text) computes the loss on held-out text. Other
 chapters describe the further features of the program: options [in a
 file](options.py#module/options-in-a-configuration-file), [your own text](text.py), [a
 learning-rate schedule](plan.py#module/the-learning-rate-schedule), [clipping](clip.py),
@@ -174,7 +174,9 @@ def take_steps(
             if evaluation_is_due(options, number):
                 counted.unseen = evaluate(run.model, unseen, options.evaluate_batches)
                 figures["unseen"] = mean_over_ranks(counted.unseen, unseen.device)
-                progress.say(f"step {number + 1}  unseen text {figures['unseen']:.3f}")
+                progress.say(
+                    f"step {number + 1}  held-out text {figures['unseen']:.3f}"
+                )
             track(number, figures)
             progress.show(number, figures["loss"])
             # Between steps no exchange is running, and `run` holds everything that the
@@ -355,7 +357,7 @@ def show_sample(options: argparse.Namespace, run: Run, device: torch.device) -> 
 # sidelit: core
 
 
-# ## The loss on unseen text
+# ## The loss on held-out text
 #
 # > An evaluation computes the loss on text that the model was not trained on, and the
 # > model continues a prompt.
@@ -375,7 +377,7 @@ def show_sample(options: argparse.Namespace, run: Run, device: torch.device) -> 
 def evaluate(
     model: nn.Module, unseen: corpus.Reader, batches: int | None = None
 ) -> float:
-    """Compute the mean loss on this rank's share of the unseen text.
+    """Compute the mean loss on this rank's share of the held-out text.
 
     All ranks have to run the model equally often. If one rank had a batch more, its
     gather would find no partner, and [training would stop with an

@@ -305,13 +305,13 @@ def training(add: Add) -> None:
         "--evaluate-every",
         type=whole(1, TIMES),
         metavar="STEPS",
-        help="how often to compute the loss on the unseen text; left out: at the end",
+        help="how often to compute the loss on the held-out text; left out: at the end",
     )
     add(
         "--evaluate-batches",
         type=whole(1, TIMES),
         metavar="NUMBER",
-        help="batches of unseen text in an evaluation; left out: all there are",
+        help="batches of held-out text in an evaluation; left out: all there are",
     )
 
 

@@ -9,7 +9,8 @@ completely on its device. `--data PATH` names a file or a folder instead, which 
 [encoded](text.py#module/encoding-text-with-a-tokenizer) first.
 
 The end of the text, one tenth by default, is held out. The model is never trained on
-this part, and [evaluations](loop.py#module/the-loss-on-unseen-text) use it. `--held-out` sets its size.
+this part, and [evaluations](loop.py#module/the-loss-on-unseen-text) use it.
+`--held-out` sets its size.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def prepare(options: argparse.Namespace) -> None:
 
 
 def whole_text(options: argparse.Namespace) -> Text:
-    """The training text and the unseen text in one."""
+    """The training text and the held-out text in one."""
     if not options.files:
         return corpus.read()
     return MappedText(options.files, options.token_dtype)
@@ -86,12 +87,12 @@ def whole_text(options: argparse.Namespace) -> Text:
 def readers(
     options: argparse.Namespace, device: torch.device
 ) -> tuple[corpus.Reader, corpus.Reader]:
-    """The readers of this rank's share of the training text and of the unseen text."""
+    """The readers of this rank's shares of the training text and the held-out text."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     context = options.context
     training, unseen = halves(options, device)
-    # The unseen text is short. With many ranks it may have less than a whole batch for
-    # each, so the batch is made smaller.
+    # The held-out text is short. With many ranks it may have less than a whole batch
+    # for each, so the batch is made smaller.
     share = min(options.batch, max(1, (len(unseen) - 1) // context // world_size))
 
     def reader(part: Text, batch: int) -> corpus.Reader:
@@ -109,7 +110,7 @@ def readers(
 
 
 def halves(options: argparse.Namespace, device: torch.device) -> tuple[Text, Text]:
-    """Split the text into the training text and the unseen text."""
+    """Split the text into the training text and the held-out text."""
     text = whole_text(options)
     if isinstance(text, torch.Tensor):
         training, unseen = corpus.split(text, options.held_out)

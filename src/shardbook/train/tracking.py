@@ -20,7 +20,7 @@ figures of every step:
 | `norm` | the norm of the gradient, before it was clipped | always, unless it [is not taken](not_finite.py) |
 | `skipped` | 1 for a step that [was not taken](not_finite.py) | with `--not-finite skip` |
 | `loss_scale` | [the factor](loss_scaling.py) of the loss | with `--precision fp16` |
-| `unseen` | the loss on the unseen text, the mean over all ranks | after an evaluation |
+| `unseen` | the loss on the held-out text, the mean over all ranks | after an evaluation |
 
 With `--jsonl FILE` rank 0 appends the figures to a file, one line of JSON for each step.
 Each line is written at once. So even if the run is killed, the file is complete up to

@@ -84,7 +84,7 @@ def whole(model: nn.Module) -> Iterator[None]:
     :raises TypeError: if `model` is no module
     :raises RuntimeError: at the end of the block, if the program wrote to a parameter
         that [is not stored whole](whole_parameter.py#refuse_writes)
-    :raises Disagreement: on every rank, if one rank does something else
+    :raises Disagreement: on every rank, if one rank makes another call
     """
     every = hooks_of(model)
     held: list[Hooks] = []

@@ -24,7 +24,7 @@ next.
 | [before backward](#Hooks.before_backward) | it is gathered | a hook of the output, or [demand](demand.py) |
 | [a gradient is stored](#Hooks.gradient_stored) | the next unit is gathered | a hook on each whole parameter
 | [after backward](#Hooks.after_backward) | it is freed and reduced | a hook on the input's gradient |
-| [the end](#Hooks.close) of all | the same, unless it is already done | the scheduler's callback |
+| [the end](#Hooks.close) of the whole backward pass | the same, if still due | the scheduler's callback |
 
 PyTorch has two other ways to act before a module's backward pass:
 `register_full_backward_pre_hook`, and an `autograd.Function` through which the output
@@ -347,7 +347,7 @@ class Hooks:
 
         There are two such cases. The input of the first layer is the data, which needs
         no gradient, so no hook on it fires. And if the result of a forward pass has no
-        part in the loss, the unit expects a backward pass that never comes. So the
+        part in the loss, the unit counts a backward pass that is never run. So the
         count of expected backward passes starts again from zero.
 
         Whether a reduction is due must not depend on the gradients that arrived. On one

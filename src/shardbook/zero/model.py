@@ -155,8 +155,9 @@ def shard(
         without parameters, such as a dropout, is no unit. `None` makes each child of an
         `nn.Sequential` a unit, and of any other model [the blocks that it
         repeats](parameter_sites.py#repeated_blocks); rank 0 then says which these are.
-    :param mesh: a process group; a `DeviceMesh` of one dimension, or of two, of which
-        the first repeats the model and the second shards it; `None` means all ranks
+    :param mesh: a process group; a `DeviceMesh` of one dimension, or of two, where each
+        position of the first has its own copy of the model, which the second splits;
+        `None` means all ranks
     :param policy: the dtypes in which the model computes and its gradients are
         exchanged, and whether parameters and optimizer state are stored on the host;
         `None` leaves everything in the parameters' own dtype, on their device

@@ -240,8 +240,7 @@ def to_device(
     may have belonged to a computation that is queued there and has not run. So the copy
     waits for the compute stream.
 
-    If a narrower dtype is wanted, the host casts first, so that only the narrower bytes
-    are moved.
+    If a narrower dtype is wanted, the host casts first, so that fewer bytes are moved.
 
     :param values: any shape and dtype, on the CPU; do not change it before you have
         waited for the copy. A tensor that may still be on its way to the host is copied

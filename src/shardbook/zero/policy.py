@@ -385,7 +385,7 @@ class InFP32(TorchFunctionMode):
         active.rules.append(self)
 
     def leave(self, *_: object) -> None:
-        """End a forward pass. One that was interrupted may have been ended already."""
+        """End a forward pass. An interrupted one may have been ended already."""
         if self.in_force:
             active.cut(len(active.rules) - 1 - active.rules[::-1].index(self))
 

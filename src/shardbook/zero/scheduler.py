@@ -673,7 +673,7 @@ OURS = ("shardbook.", "torch.")
 #
 # | what is left | from | removed before |
 # |---|---|---|
-# | a unit that is whole | a pass that was interrupted | the next forward pass of the model or the unit |
+# | a whole unit | an interrupted forward or backward pass | the next forward pass of the model or the unit |
 # | a prefetched unit | a forward pass that did not need it | the next forward pass |
 # | gradients, collected or sent | a backward pass that failed | the next forward or backward pass |
 # | gathered parameters | any forward pass | the next one, unless [no rank can have stepped](#expire) |

@@ -327,7 +327,7 @@ class Unit:
 
     def wait(self) -> None:
         """Wait until the unit is whole; its state becomes `WHOLE`."""
-        # A unit that is still filled may have been gathered for another stream.
+        # A unit whose data is still there may have been gathered for another stream.
         compute_stream(self.home)
         self.gather()
         if self.state is State.GATHERING:

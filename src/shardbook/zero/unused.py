@@ -18,13 +18,13 @@ parameter is in one of three cases:
 | no | yes | the mean, to which this rank gave zeros |
 | no | no | stays as it was, often `None` |
 
-In the second and the third case a rank needs an answer from the others. The ranks send
-one number of 4 bytes for each parameter *tensor* and take the largest, which is one
-small all-reduce at the end of the backward pass. A transformer block of 7 million
+In the second and the third case a rank needs to know what the others used. The ranks
+send one number of 4 bytes for each parameter *tensor* and take the largest, which is
+one small all-reduce at the end of the backward pass. A transformer block of 7 million
 values in 12 parameters then costs 48 bytes beside the 28 million bytes of its
 gradients. A rank that has used all of its parameters, as is usual, does not wait for
-the answer on the host. The exception is a step whose gradients [have
-waited](flat.py) in earlier micro-batches.
+the answer on the host. The exception is a step whose gradients [have waited](flat.py)
+in earlier micro-batches.
 
 If [each unit steps by itself](accumulate.py#module/stepping-inside-the-backward-pass),
 the answer is needed as soon as the unit's mean has arrived. Then each unit sends its

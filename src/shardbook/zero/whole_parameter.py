@@ -232,7 +232,7 @@ def set_class(
 #
 # | a program | without these checks | the error comes |
 # |---|---|---|
-# | calls `model.half()` or `model.cuda()` | the optimizer trains what no rank gathers | before a gather |
+# | calls `model.half()` or `model.cuda()` | the optimizer trains data no rank gathers | before a gather |
 # | writes to a parameter in `forward` | the write is lost after the forward pass | when that pass ends |
 # | sets a hook on a parameter's gradient | the hook is never called | before a gather |
 # | calls `model.forward(x)` | the gradient is never averaged | when the gradient arrives |

@@ -36,7 +36,7 @@ def test_a_step_on_one_gpu() -> None:
         "gradients": "gradients",
         "AdamW's two moving averages": "state",
         "activations": "activations",
-        "in flight": "in_flight",
+        "being gathered, used or exchanged": "in_flight",
     }
     assert {row: cells(row)[0] for row in named} == {row: gb(own[kind], 2) for row, kind in named.items()}
     assert f"a step of {gb(own['step'])} GB" in LESSON

@@ -313,7 +313,7 @@ def test_a_run_on_files_of_ones_own_with_everything_that_is_written(tmp_path: Pa
     assert lines[-1]["unseen"] == pytest.approx(table["loss_unseen"], rel=1e-9)
     assert sum(line["sent"] for line in lines) == table["sent"][0]
     assert all(line["norm"] > 0 and line["seconds"] > 0 for line in lines)
-    assert run.stderr.count("unseen text") == 3
+    assert run.stderr.count("held-out text") == 3
     check_traces(tmp_path / "traces")
     check_snapshots(tmp_path / "memory", table)
 
@@ -455,7 +455,7 @@ def test_on_a_terminal_one_line_is_redrawn() -> None:
     words = [*SMALL.split(), "--steps", "6", "--evaluate-every", "3", *SHORT]
     seen = on_a_terminal([warm.python(), "-m", "shardbook.train", *words])
     assert re.search(r"6/6 \[.*loss \d\.\d{3}", seen)
-    assert "step 3  unseen text" in seen
+    assert "step 3  held-out text" in seen
     assert "step 6/6" not in seen
 
 
@@ -478,4 +478,4 @@ def test_evaluations_send_nothing_that_is_counted_as_training(tmp_path: Path) ->
         figures = json.loads(file.read_text("utf-8"))
         assert figures["sent"] == figures["sent_forecast"]
         assert figures["steady"] == figures["steady_forecast"]
-        assert run.stderr.count("unseen text") == 4
+        assert run.stderr.count("held-out text") == 4
