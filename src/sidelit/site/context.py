@@ -70,7 +70,7 @@ def _filled(template: str, language: Language, theme: Theme, values: Mapping[str
     """Beside the values a template has `ui`, the words of the interface, `own`, those of the project, and
     what puts words in columns.
     """
-    columned = {"pairs": columns.pairs, "rows": columns.rows, "height": columns.height}
+    columned = {name: getattr(columns, name) for name in ("pairs", "rows", "height", "brief")}
     try:
         return theme.environment.get_template(template).render(
             {**columned, **values, "ui": language.words, "own": language.own}

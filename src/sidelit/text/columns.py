@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from html import unescape
 from html.parser import HTMLParser
 from itertools import pairwise, takewhile
 
@@ -70,14 +71,17 @@ class _Reader(HTMLParser):
 
 # ## How high an element is
 #
-# > Heights are estimated, in rem, for a column of sixty letters. An answer and the like count as folded.
+# > Heights are estimated, in rem, for a column of fifty letters. An answer and the like count as folded.
 #
 # An error of the estimate makes a pair begin a paragraph earlier or later, and nothing worse.
 
 
-_COLUMN, _LETTERS, _LINE, _CODE = 27.5, 60, 1.7, 1.35
-# The letters of code or of a table that a column has room for in one line.
-_ROOM = 54
+_COLUMN, _LETTERS, _LINE, _CODE = 32, 50, 1.7, 1.35
+# The letters of code or of a table that the column beside the words has room for in one line.
+_ROOM = 65
+# How much higher than what stands beside it a list may be.
+_MORE = 1.5
+_LIST = re.compile("<[uo]l\\b")
 _ROW = re.compile(r"<tr.*?</tr>", re.DOTALL)
 _PARTS = {"p": 0.8, "tr": 0.8, "li": 0.3, "h2": 1.2, "h3": 1.2, "summary": 0.5}
 _FOLDED = re.compile(r"(?<=</summary>).*?(?=</details>)", re.DOTALL)
@@ -101,7 +105,7 @@ def height(html: str) -> float:
 
 
 def _code_line(line: str) -> float:
-    return _CODE * max(1, math.ceil(len(line) / _LETTERS))
+    return _CODE * max(1, math.ceil(len(line) / _ROOM))
 
 
 def _widest(tag: str, element: str) -> int:
@@ -199,10 +203,10 @@ def _alone(words: Sequence[str]) -> Iterator[Pair]:
 
 
 def _lead(words: Sequence[str], wanted: float) -> list[str]:
-    """The last of the words before an element, as many as are as high as it is."""
+    """The last of the words before an element, as many as are as high as it is; no list much higher."""
     lead: list[str] = []
     for each in reversed(words):
-        if _high(lead) >= wanted:
+        if _high(lead) >= wanted or (_LIST.match(each) and height(each) > _MORE * wanted):
             break
         lead.insert(0, each)
     return lead
@@ -253,6 +257,26 @@ def rows(words: str, kinds: Collection[str]) -> list[Pair]:
     leading = lead[-1:] if beside and _words("".join(lead[-1:])).rstrip().endswith((":", "：")) else []
     first = [(lead[: len(lead) - len(leading)], []), (leading, beside)] if beside else [(lead, [])]
     return [Pair(_joined(said), _joined(shown)) for said, shown in (*first, *found[1:])]
+
+
+# The letters of a line of code that the column has beside words in a line of seventy letters.
+_BRIEF = 43
+# The spaces at the beginnings of all lines that the stylesheet takes away.
+_SHARED = 8
+
+
+def brief(words: str, code: Iterable[str]) -> bool:
+    """Whether code leaves its words the wider column: its lines are short, or the words much higher than it.
+
+    >>> brief("Short words.", ["    return weights"])
+    True
+    >>> brief("Short words.", [f"{'x' * 50} = 0"])
+    False
+    """
+    lines = [unescape(_TAG.sub("", line)) for line in code]
+    shared = min(_SHARED, *(len(line) - len(line.lstrip(" ")) for line in lines))
+    rows = sum(max(1, math.ceil((len(line) - shared) / _BRIEF)) for line in lines)
+    return rows == len(lines) or height(words) > _CODE * rows
 
 
 # ## The text again

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidelit.text import columns
-from sidelit.text.columns import Pair, height, pairs, rows
+from sidelit.text.columns import Pair, brief, height, pairs, rows
 
 KINDS = {"beside": ["ask", "sample"], "either": ["drawing"], "across": ["taken"]}
 LONG = f"<p>{'word ' * 100}</p>\n"
@@ -60,7 +60,7 @@ def test_the_order_of_the_elements_stays(parts: list[str]) -> None:
 
 def test_what_is_folded_or_spoken_has_no_height() -> None:
     assert height(ASK) == height(ASK.replace("So.", "So. " * 500))
-    assert height(DRAWN) == 27.5
+    assert height(DRAWN) == 32
     assert height("<p>字</p>") > height("<p>a</p>")
     assert height("<pre>a\nb\nc</pre>") > height("<pre>a</pre>")
 
@@ -83,3 +83,23 @@ def test_an_example_stands_beside_the_sentence_that_leads_to_it(
     words: str, wanted: list[tuple[str, str]]
 ) -> None:
     assert rows(words, ["sample"]) == [Pair(lead, beside) for lead, beside in wanted]
+
+
+def test_code_leaves_its_words_the_wider_column_if_it_is_short_or_they_are_high() -> None:
+    wide = ["def total(first, second, third, fourth, fifth, sixth):", "    return first + second"]
+    assert brief("<p>Add.</p>", wide[1:])
+    assert not brief("<p>Add.</p>", wide)
+    assert brief("<p>Add six numbers.</p>" * 20, wide)
+    # A sign that HTML writes in four letters is one; what all lines are indented by is not there.
+    assert brief("<p>Add.</p>", [f"        {'<b>a</b> &lt; ' * 10}b"])
+
+
+def test_a_list_much_higher_than_what_follows_it_stands_alone() -> None:
+    many = f"<ul>{'<li>A few words.</li>' * 20}</ul>\n"
+    assert [*columns_of(many + ASK)] == [(many, ""), (ASK, "")]
+    few = "<ul><li>A few words.</li></ul>\n"
+    assert [*columns_of(few + ASK)] == [(few, ASK)]
+
+
+def columns_of(body: str) -> list[tuple[str, str]]:
+    return [(pair.lead, pair.beside) for pair in pairs(body, **KINDS)]
