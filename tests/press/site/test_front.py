@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from markupsafe import Markup
 
 from press.project import edit, sidelit
 from press.site.lessons import COURSE, FIRST, ROW, SECOND, WINDOW
+from sidelit.site.directives import layout
 
 HOME = """# Sample
 > It keeps the last items.
@@ -87,3 +89,8 @@ def test_without_either_nothing_stands_beside_the_title(front: Path) -> None:
     page = built(front)
     assert 'class="below-title"' in page
     assert 'class="picture"' not in page
+
+
+def test_a_colon_behind_a_label_is_dropped_and_nothing_is_escaped_twice() -> None:
+    told = Markup('<ul><li><a href="x.html"><b>1</b></a>：它的用时 &amp; 内存</li></ul>')
+    assert layout._headed(told) == '<ul><li><a href="x.html"><b>1</b></a> 它的用时 &amp; 内存</li></ul>'
