@@ -127,7 +127,7 @@ def test_the_build_holds_these_pages_and_no_others(site: Path) -> None:
     """A page that nobody tests is a page that nobody reads."""
     built = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
     old = forwards(site)
-    lists = {path_of("contents", language) for language in LANGUAGES}
+    lists = {path_of("contents.html", language) for language in LANGUAGES}
     assert built - {"404.html", *lists, *old} == set(PAGES)
     # An old address sends readers on in each language.
     assert set(old) == {path_of(name_of(path), language) for path in old for language in LANGUAGES}
