@@ -162,7 +162,8 @@ def test_a_book_that_is_stopped_leaves_nothing_and_nobody(
 # ---- A page on paper ----
 
 PAGE = """<html><head><link rel="stylesheet" href="../assets/page.css"></head><body class="chapter">
-<nav><details class="group toc"><ul><li class="d0"><a href="#a">A <code>b</code> &amp; c</a></li></ul></details></nav>
+<nav><details class="group toc"><ul><li class="d0"><a href="#a">A <code>b</code> &amp; c</a></li>
+</ul></details></nav>
 <main id="main"><h2 id="a">A</h2><a class="num" href="#line-3">3</a><span id="line-3"></span>
 <p><a href="../two.html#x%20y">Two</a>, <a href="#a">here</a>, <a href="../gone.html">gone</a>,
 <a class="n" href="../two.html#x">x</a>, <a class="n" href="#line-3">y</a>, <a href="https://example.org">out</a></p>

@@ -96,7 +96,10 @@ SHARED = {"text", "front", "code", "line", "num", "claim", "caption", "recorded-
 
 
 # A lesson says where what moves stands in it, and the bars of a home page are those of its own figure.
-INSIDE = {"lesson.css": {"stepper", "sliders", "moment", "held", "kinds"}, "home.css": {"bar", "p1", "p2", "p3"}}
+INSIDE = {
+    "lesson.css": {"stepper", "sliders", "moment", "held", "kinds"},
+    "home.css": {"bar", "p1", "p2", "p3"},
+}
 
 
 def test_what_moves_shares_no_class_with_pages_that_it_may_stand_on() -> None:
