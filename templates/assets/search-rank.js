@@ -12,7 +12,7 @@ const searching = (() => {
   const TITLE = 7;
   // A title that is a name of a program says less than a heading, and as a synonym little.
   const [NAME, OTHER_NAME] = [1, 0.4];
-  // Pages of use and lessons, chapters, pages that are not in the reader's language. Then text, names, terms, works.
+  // Pages of use and lessons, chapters, pages in another language, the workshop. Then text, names, terms, works.
   const RANKS = [1.12, 1, 0.6, 0.8];
   const KINDS = [1, 1, 0.35, 0.6];
   // Where a page begins; what is folded; a page of use, where a query is one thing.
