@@ -215,3 +215,12 @@ def test_a_folder_of_translations_that_is_not_there_is_told(odd: Path) -> None:
     told = sidelit("print", "odd.py", "--out", "out", "--lang", "ja", "--locale", "nowhere", cwd=odd, code=1)
     assert told.stderr == "nowhere: there is no such folder of translations; name another\n"
     assert not (odd / "out").exists()
+
+
+def test_a_name_of_a_file_that_is_skipped_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("from b import f\n\nprint(f())\n", "utf-8")
+    twice = '"""# B\n\n:figure: one\n:figure: two\n"""\n\n\ndef f():\n    return 1\n'
+    (tmp_path / "b.py").write_text(twice, "utf-8")
+    done = sidelit("print", "a.py", "b.py", "--out", "out", cwd=tmp_path)
+    assert "b.py" in done.stderr
+    assert (tmp_path / "out/a.html").is_file()

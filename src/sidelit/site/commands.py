@@ -116,7 +116,7 @@ def _table(given: Any, keys: Mapping[str, type], needed: tuple[str, ...], shown:
     if not isinstance(given, dict):
         raise _wrong(shown, f"{given!r} is no object with the keys {', '.join(keys)}")
     for key, value in given.items():
-        if not isinstance(value, keys.get(key, type(None))):
+        if key not in keys or not isinstance(value, keys[key]):
             raise _wrong(shown, f"the key {key!r} is not known, or has the wrong type")
     for key in needed:
         if key not in given:

@@ -243,8 +243,10 @@ class Identifiers:
         place = self.shown.get(to.path)
         if to.kind == "module":
             return ""
+        if place is None:
+            return None
         line = to.line(self.outlines[to.path].bound)
-        if place is None or not place.lines >> line & 1:
+        if not place.lines >> line & 1:
             return None
         return self.section(to) or f"line-{line}"
 

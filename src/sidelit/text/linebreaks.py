@@ -156,7 +156,7 @@ _INLINE = {"a", "em", "strong", "b", "i", "code", "span", "cite", "small"}
 _SAID = re.compile(r'class="[^"]*\b(?:lede|claim|question|title|kind|label)\b')
 # A number with its range and what it counts.
 _NUMBER = re.compile(
-    r"(?<![\w.])[~≈<>≤≥+\u2212-]?\d(?:[\d.,]*\d)?"
+    r"(?<![\w.])[~≈≤≥+\u2212-]?\d(?:[\d.,]*\d)?"
     r"(?:[–]\d(?:[\d.,]*\d)?(?: ?[%×])?| [%×](?!\w)"
     r"| (?:[kMGTP]i?B(?:/s)?|[mµn]?s|Gbit/s|[TGP]?FLOPs?|GHz)(?!\w))"
 )

@@ -22,6 +22,7 @@ def settled(html: str, lang: str = "en") -> str:
 
 CODE = {
     "an option": ("--nproc-per-node 2", "[--nproc-per-node</span> 2"),
+    "a range": ("3–5", "[[3–5</span></span>"),
     "a path": (".venv/bin/python -m x", "[.venv/bin/python</span> [-m</span> x"),
     "a short name": ("state_dict", "state_dict"),
     "a long name": ("torch.distributed.checkpoint", "torch.<wbr>distributed.<wbr>checkpoint"),
