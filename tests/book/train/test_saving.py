@@ -1,4 +1,4 @@
-"""A run that is ended at one of many moments goes on, and its losses are those of a run that was left alone."""
+"""A run that is ended at one of many moments goes on, and its losses are those of a run left alone."""
 
 from __future__ import annotations
 
