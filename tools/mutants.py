@@ -124,13 +124,15 @@ def file_of(package: Path, module: str) -> Path:
 def no_code(path: Path) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """The parts of a module that are for its readers and for the checker of types.
 
-    These are annotations, assertions, the `strict=True` of a `zip`, which is an assertion, too, and the bare
-    `*` of a signature.
+    These are annotations, assertions, the `strict=True` of a `zip`, which is an assertion, too, the bare
+    `*` of a signature, and the `slots=True` of a record, which keeps a writer from a name that is no field.
     """
     parts: list[Any] = []
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         parts += [getattr(node, "annotation", None), getattr(node, "returns", None)]
-        if isinstance(node, ast.Assert) or (isinstance(node, ast.keyword) and node.arg == "strict"):
+        if isinstance(node, ast.Assert) or (
+            isinstance(node, ast.keyword) and node.arg in ("strict", "slots")
+        ):
             parts.append(node)
     found = [((p.lineno, p.col_offset), (p.end_lineno, p.end_col_offset)) for p in parts if p is not None]
     tokens = list(tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline))

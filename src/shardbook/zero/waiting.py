@@ -120,7 +120,8 @@ class Notes:
     :ivar changed: whether there was a change that PyTorch does not count
     """
 
-    zeroed, changed = -1, False
+    zeroed: int | None = None
+    changed = False
 
 
 _ZEROES = ("zero_", zero_all_.__name__)
