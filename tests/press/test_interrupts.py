@@ -214,6 +214,38 @@ def test_the_sites_change_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert list(tmp_path.iterdir()) == [target]
 
 
+def test_what_stays_as_it_was_is_not_written_again(tmp_path: Path) -> None:
+    target = tmp_path / "site"
+    files = {atomic.MARK: b"script", "ja/page.html": b"same", "page.html": b"first"}
+    atomic.write_folder(files, target)
+    before = {name: (target / name).stat().st_ino for name in files}
+    atomic.write_folder({**files, "page.html": b"other"}, target)
+    assert {name for name in files if (target / name).stat().st_ino != before[name]} == {"page.html"}
+
+
+def test_what_somebody_changed_in_a_site_is_written_again(tmp_path: Path) -> None:
+    target = tmp_path / "site"
+    files = {atomic.MARK: b"script", "page.html": b"words", "link.html": b"words"}
+    atomic.write_folder(files, target)
+    (target / "page.html").write_bytes(b"drows")
+    (target / "link.html").unlink()
+    (target / "link.html").symlink_to("page.html")
+    atomic.write_folder(files, target)
+    assert tree(target) == files
+    assert not (target / "link.html").is_symlink()
+
+
+def test_nothing_is_written_into_the_old_site(tmp_path: Path) -> None:
+    target = tmp_path / "site"
+    files = {atomic.MARK: b"script", "page.html": b"words"}
+    atomic.write_folder(files, target)
+    with atomic.written(target) as fresh:
+        fresh.put("page.html", b"words")
+        fresh.put("page.html", b"other words")
+        assert tree(target) == files
+    assert (target / "page.html").read_bytes() == b"other words"
+
+
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     draft = tmp_path / "draft"
     draft.mkdir()

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from sidelit.cli import adopt
 from sidelit.config import config, origin, publication
 from sidelit.errors import SidelitError
 from sidelit.export import cards, notebooks, pack, slides, versions
+from sidelit.files import atomic
 from sidelit.ids import anchors
 from sidelit.site import anchoring, content, edition, linting, metadata, site
 from sidelit.site.search import ask
@@ -95,7 +98,9 @@ def serve_site(given: argparse.Namespace) -> int:
     def build() -> tuple[Mapping[str, bytes], str]:
         nonlocal old, unread
         # The configuration is read anew each time: it may be what was saved.
-        files, done = site.files(config.load(path))
+        with atomic.written(folder) as out:
+            done = site.write(config.load(path), out)
+        files = {name: (folder / name).read_bytes() for name in done.files}
         _gaps(done)
         broken = {str(error.path): str(error) for error in done.skipped}
         unread = set(broken) if unread is None else unread & broken.keys()
@@ -103,12 +108,15 @@ def serve_site(given: argparse.Namespace) -> int:
         old = {**old, **files} if broken else files
         return old, "\n".join(said for name, said in broken.items() if name not in unread)
 
-    serve.serve(
-        build,
-        lambda: site.watched(path),
-        given.port,
-        lambda line: print(line, flush=True) if line else None,
-    )
+    with tempfile.TemporaryDirectory() as name, atomic.tidied(lambda: shutil.rmtree(name, True)):
+        # What a build leaves as it was is not written again by the next one.
+        folder = Path(name, "site")
+        serve.serve(
+            build,
+            lambda: site.watched(path),
+            given.port,
+            lambda line: print(line, flush=True) if line else None,
+        )
     return 0
 
 

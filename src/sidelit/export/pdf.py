@@ -205,7 +205,7 @@ def books(
         # The work is done beside the books: some browsers may not read the system's folder for that.
         with atomic.fresh_folder(out / "book") as folder, atomic.tidied(printing.end):
             (folder / "site").mkdir()
-            told(replace(site.write(config, folder / "site"), skipped=skipped))
+            told(replace(site.write(config, atomic.Output(folder / "site")), skipped=skipped))
             written = site.texts(config)
             shelf = site.shelf(config, written)
             for lang in langs or config.languages:

@@ -29,6 +29,7 @@ from sidelit.config.config import Config
 from sidelit.config.publication import DRAFT, OLDER, Other
 from sidelit.errors import SidelitError
 from sidelit.files import atomic
+from sidelit.files.atomic import Output
 from sidelit.site import metadata, navigation, site
 
 DRAFTS = "draft/"
@@ -75,7 +76,7 @@ def compose(
 
 
 def _printed(
-    config: Config, releases: list[_Release], fresh: Path, draft: bool, jobs: int | None
+    config: Config, releases: list[_Release], fresh: Output, draft: bool, jobs: int | None
 ) -> Iterator[Printed]:
     """Print the newest release twice: at the root, where readers come, and where it stays."""
     newest = releases[0]
@@ -84,7 +85,7 @@ def _printed(
     others += [Other("", _homes(config, DRAFTS))] if draft else []
     beside = _public(newest.config, pinned=newest.folder, others=others[1:])
     yield _print(beside, fresh, "", newest.tag, jobs)
-    pages = frozenset(path.relative_to(fresh).as_posix() for path in fresh.rglob("*.html"))
+    pages = frozenset(path.relative_to(fresh.folder).as_posix() for path in fresh.folder.rglob("*.html"))
     taken = {each.folder for each in releases} | ({DRAFTS} if draft else set())
     for name in sorted(taken & {f"{page.partition('/')[0]}/" for page in pages}):
         what = f"the site has pages in {name}, where another version of it would lie"
@@ -95,20 +96,20 @@ def _printed(
         made = _public(
             each.config, base=each.folder, pinned=each.folder, notice=notice, newest=pages, others=rest
         )
-        yield _print(made, fresh / each.folder, each.folder, each.tag, jobs)
+        yield _print(made, fresh.below(each.folder), each.folder, each.tag, jobs)
     if draft:
         made = _public(config, base=DRAFTS, notice=DRAFT, newest=pages, others=others[:-1])
-        yield _print(made, fresh / DRAFTS, DRAFTS, "", jobs)
+        yield _print(made, fresh.below(DRAFTS), DRAFTS, "", jobs)
 
 
 def _public(config: Config, **known: object) -> Config:
     return replace(config, public=replace(config.public, **known))  # type: ignore[arg-type]
 
 
-def _print(config: Config, folder: Path, name: str, tag: str, jobs: int | None) -> Printed:
-    folder.mkdir(exist_ok=True)
+def _print(config: Config, out: Output, name: str, tag: str, jobs: int | None) -> Printed:
+    out.folder.mkdir(exist_ok=True)
     try:
-        done = site.write(config, folder, jobs=jobs)
+        done = site.write(config, out, jobs=jobs)
     except SidelitError as error:
         raise _in_tag(error, tag) if tag else error from None
     return Printed(tag, name, sum(file.endswith(".html") for file in done.files))

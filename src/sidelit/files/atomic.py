@@ -10,15 +10,18 @@ import glob
 import os
 import shutil
 import signal
+import stat
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from sidelit.errors import SidelitError
+from sidelit.files import assets
 
 # ## Ctrl-C
 #
@@ -204,8 +207,50 @@ MARK = "assets/sidelit.js"
 _OLD = "site"
 
 
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where a site is written.
+
+    A file that would be what it was is linked to, and not written again. To make a file takes longer than all
+    else that a build does for a page that has not changed.
+
+    :param folder: holds nothing yet
+    :param before: the site whose place it will take
+    """
+
+    folder: Path
+    before: Path | None = None
+
+    def below(self, name: str) -> Output:
+        """A folder in it."""
+        return Output(self.folder / name, self.before and self.before / name)
+
+    def put(self, name: str, content: bytes) -> None:
+        """Write a file; nothing outside of the folder, whoever gave the name."""
+        if not assets.stays_inside(name):
+            raise SidelitError(f"{name!r} would be written outside the site", path=self.folder)
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A file that was linked to is that of the site before, and nothing may be written into it.
+        path.unlink(missing_ok=True)
+        if self.before is None or not _linked(self.before / name, path, content):
+            path.write_bytes(content)
+
+
+def _linked(old: Path, path: Path, content: bytes) -> bool:
+    """Let a file be another one, if that has this content and the disk knows such links."""
+    try:
+        state = old.lstat()
+        if not stat.S_ISREG(state.st_mode) or state.st_size != len(content) or old.read_bytes() != content:
+            return False
+        os.link(old, path)
+    except OSError:
+        return False
+    return True
+
+
 @contextmanager
-def written(target: Path) -> Iterator[Path]:
+def written(target: Path) -> Iterator[Output]:
     """An empty folder for a whole site, which takes the place of `target` behind the block.
 
     Raises `SidelitError` when the disk refuses. Then, and when the block raises, `target` is as it was.
@@ -214,7 +259,7 @@ def written(target: Path) -> Iterator[Path]:
     check_target(target)
     try:
         with fresh_folder(target) as fresh:
-            yield fresh
+            yield Output(fresh, target)
             switch(fresh, target)
     except OSError as error:
         if not _is_about(error, target):
@@ -239,9 +284,7 @@ def write_folder(files: Mapping[str, bytes], target: Path) -> None:
     """
     with written(target) as fresh:
         for name, content in files.items():
-            path = fresh / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+            fresh.put(name, content)
 
 
 def check_target(target: Path) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import zip_longest
-from pathlib import Path
 
 from sidelit import workers
 from sidelit.cache import store
@@ -17,6 +16,7 @@ from sidelit.cache.graph import Graph
 from sidelit.config.chapters import Chapter
 from sidelit.errors import SidelitError
 from sidelit.files import assets
+from sidelit.files.atomic import Output
 from sidelit.site import assemble, context, listing, static
 from sidelit.site.context import NOTED, BuildContext
 from sidelit.site.edition import Page
@@ -137,12 +137,12 @@ def clashes(orders: Iterable[Order]) -> Iterator[SidelitError]:
 def write(
     build: BuildContext,
     orders: Sequence[Sequence[Order]],
-    folder: Path,
+    out: Output,
     jobs: int | None = None,
     graph: Graph | None = None,
     filled: Callable[[bytes], bytes] = bytes,
 ) -> None:
-    """Write pages into a folder; those of one text in all languages are made by one process.
+    """Write pages; those of one text in all languages are made by one process.
 
     What the `graph` has of them is taken from there, before it is `filled`. Mistakes go to `build.report`,
     language by language in the order of the texts.
@@ -151,7 +151,7 @@ def write(
     shared = inputs(build, graph)
 
     def make(group: Sequence[Order]) -> list[list[SidelitError]]:
-        return [_written(build, order, folder, graph, shared, filled) for order in group]
+        return [_written(build, order, out, graph, shared, filled) for order in group]
 
     context.prepare(sorted({assemble.kind(order.shown) for group in orders for order in group}), build.theme)
     told = list(workers.shared(make, orders, jobs))
@@ -160,13 +160,13 @@ def write(
             for error in errors:
                 build.report(error)
     names = (name for group in orders for order in group for name in order.files)
-    graph.trim(max(_LEAST, 2 * sum((folder / name).stat().st_size for name in names)))
+    graph.trim(max(_LEAST, 2 * sum((out.folder / name).stat().st_size for name in names)))
 
 
 def _written(
     build: BuildContext,
     order: Order,
-    folder: Path,
+    out: Output,
     graph: Graph,
     shared: str,
     filled: Callable[[bytes], bytes],
@@ -178,7 +178,7 @@ def _written(
         key = (shared, name, shown.lang, shown.digest) if shown.digest else ()
         # A mistake is told by every build, so its page is made by every build.
         content = graph.traced("pages", key, partial(make, told, shown), lambda: not errors)
-        put(folder, name, filled(content))
+        out.put(name, filled(content))
     return errors
 
 
@@ -191,12 +191,3 @@ def _made(build: BuildContext, shown: Page) -> bytes:
 
 def _cards(build: BuildContext, shown: Page) -> bytes:
     return static.script(shown)
-
-
-def put(folder: Path, name: str, content: bytes) -> None:
-    """Write a file of the site; nothing outside its folder, whoever gave the name."""
-    if not assets.stays_inside(name):
-        raise SidelitError(f"{name!r} would be written outside the site", path=folder)
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)

@@ -24,6 +24,7 @@ from sidelit.config.languages import Language
 from sidelit.config.prose import Prose
 from sidelit.errors import Collector, SidelitError
 from sidelit.files import assets
+from sidelit.files.atomic import Output
 from sidelit.ids import anchors
 from sidelit.names.links import Lines, Links, Names
 from sidelit.site import anchoring, content, edition, identifiers, links, making, navigation, pictures
@@ -185,7 +186,7 @@ class Made:
 
 
 @workers.looking_seldom()
-def write(job: Job, folder: Path, jobs: int | None = None) -> Made:
+def write(job: Job, out: Output, jobs: int | None = None) -> Made:
     """Write the pages into an empty folder. One of many sources that cannot be read as Python is left out.
 
     `jobs` is the number of processes that read and print, by default one for each core.
@@ -207,7 +208,7 @@ def write(job: Job, folder: Path, jobs: int | None = None) -> Made:
     shown: Packed[identifiers.Shown] = Packed()
     outlines: Packed[identifiers.Outline] = Packed()
     # The words of all pages together may be more than memory holds.
-    with tempfile.TemporaryDirectory(dir=folder) as pieces:
+    with tempfile.TemporaryDirectory(dir=out.folder) as pieces:
         code.prepare()
         files = [
             _File(path, chapter, Path(pieces) / str(number))
@@ -229,7 +230,7 @@ def write(job: Job, folder: Path, jobs: int | None = None) -> Made:
         title = made.language(job.lang).word("files")
         written += [content.Text(item, title, (), Ids()) for item in made.front]
         linking = identifiers.Identifiers(shown, _links(files), {}, outlines)
-        done = _pages(made, written, job, names, linking, faults, folder, jobs)
+        done = _pages(made, written, job, names, linking, faults, out, jobs)
     return replace(done, skipped=tuple(unread.errors))
 
 
@@ -308,7 +309,7 @@ def _pages(
     names: dict[str, Translations],
     linked: identifiers.Identifiers,
     faults: Sequence[SidelitError],
-    folder: Path,
+    out: Output,
     jobs: int | None,
 ) -> Made:
     gathered = Collector([*faults])
@@ -340,10 +341,10 @@ def _pages(
     orders = [making.Order(*each) for each in build.editions[job.lang].pages.items()]
     for error in making.clashes(orders):
         build.report(error)
-    making.write(build, [[order] for order in orders], folder, jobs)
+    making.write(build, [[order] for order in orders], out, jobs)
     for name, data in static.items():
-        making.put(folder, name, data)
-    parts = search.write(search.Material(made, build.editions), partial(making.put, folder))
+        out.put(name, data)
+    parts = search.write(search.Material(made, build.editions), out.put)
     if job.strict:
         gathered.check()
     odd = tuple({str(error): error for error in gathered.errors}.values())

@@ -14,7 +14,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from sidelit import citing, workers
@@ -28,6 +27,7 @@ from sidelit.config.prose import Prose
 from sidelit.errors import Collector, SidelitError
 from sidelit.figures import drawing, figure
 from sidelit.files import assets, atomic
+from sidelit.files.atomic import Output
 from sidelit.ids.ledger import Placed
 from sidelit.site import (
     anchoring,
@@ -102,16 +102,9 @@ def shelf(config: Config, written: Sequence[content.Text], graph: Graph | None =
     return catalog.load(units, config.folder / "locale", config.languages[1:], tag, graph)
 
 
-def whole_files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
-    """Make the whole site in memory: every file by its path, as `write` does."""
-    with tempfile.TemporaryDirectory() as name, atomic.tidied(lambda: shutil.rmtree(name, True)):
-        folder = Path(name)
-        return {name: (folder / name).read_bytes() for name in write_whole(config, folder, notes)}
-
-
 @workers.looking_seldom()
 def write_whole(
-    config: Config, folder: Path, notes: Collector | None = None, jobs: int | None = None
+    config: Config, out: Output, notes: Collector | None = None, jobs: int | None = None
 ) -> tuple[str, ...]:
     """Make the whole site in an empty folder; returns its files in a fixed order.
 
@@ -173,10 +166,10 @@ def write_whole(
     # Said in one language, it is true of all.
     for error in making.clashes(group[0] for group in orders):
         build.report(error)
-    making.write(build, orders, folder, jobs, graph, state.filled)
+    making.write(build, orders, out, jobs, graph, state.filled)
     gathered.check()
     material = search.Material(config, editions, terms, works, programs, synonyms.of_site(config))
-    parts = search.write(material, partial(making.put, folder))
+    parts = search.write(material, out.put)
     pages = [name for group in orders for order in group for name in order.files]
     for name in (*parts, *pages):
         if name in made:
@@ -185,7 +178,7 @@ def write_whole(
     many = {lang: each for lang, each in editions.items() if len(each.pages) > 1}
     made |= {f"{navigation.FOLDER}{lang}.js": navigation.script(config, each) for lang, each in many.items()}
     for name, data in made.items():
-        making.put(folder, name, data)
+        out.put(name, data)
     graph.keep()
     return tuple(sorted([*made, *parts, *pages]))
 
@@ -265,27 +258,32 @@ def nobody(done: Done) -> None:
     """Hear of no gap."""
 
 
-def write(config: Config, folder: Path, *, keep_going: bool = False, jobs: int | None = None) -> Done:
+def write(config: Config, out: Output, *, keep_going: bool = False, jobs: int | None = None) -> Done:
     """Make a site in an empty folder, with gaps if its configuration or `keep_going` allows them.
 
     Raises `SidelitError` as `write_whole` does.
     """
     if not (keep_going or config.keep_going):
-        return Done(write_whole(config, folder, jobs=jobs))
+        return Done(write_whole(config, out, jobs=jobs))
     made, skipped = readable(config)
     notes = Collector()
-    return Done(write_whole(made, folder, notes, jobs), _once(notes), skipped)
+    return Done(write_whole(made, out, notes, jobs), _once(notes), skipped)
 
 
 def files(config: Config) -> tuple[dict[str, bytes], Done]:
     """Make a site in memory, every file by its path; the same as `write` otherwise."""
-    if not config.keep_going:
-        made = whole_files(config)
-        return made, Done(tuple(made))
-    readable_part, skipped = readable(config)
-    notes = Collector()
-    made = whole_files(readable_part, notes)
-    return made, Done(tuple(made), _once(notes), skipped)
+    return _in_memory(lambda out: write(config, out))
+
+
+def whole_files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
+    """The same for `write_whole`."""
+    return _in_memory(lambda out: Done(write_whole(config, out, notes)))[0]
+
+
+def _in_memory(make: Callable[[Output], Done]) -> tuple[dict[str, bytes], Done]:
+    with tempfile.TemporaryDirectory() as name, atomic.tidied(lambda: shutil.rmtree(name, True)):
+        done = make(Output(Path(name)))
+        return {each: Path(name, each).read_bytes() for each in done.files}, done
 
 
 def _once(notes: Collector) -> tuple[SidelitError, ...]:

@@ -22,6 +22,7 @@ from press.hostile import cases
 from press.project import SAMPLE
 from sidelit.config import config
 from sidelit.errors import Collector, SidelitError
+from sidelit.files.atomic import Output
 from sidelit.site import printing, site
 
 SECONDS = 10
@@ -54,7 +55,7 @@ def source(folder: Path, case: cases.Case) -> None:
 
 def _print(path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as out:
-        printing.write(printing.Job((path,)), Path(out))
+        printing.write(printing.Job((path,)), Output(Path(out)))
 
 
 def data(folder: Path, case: cases.Case) -> None:
