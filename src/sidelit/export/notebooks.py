@@ -321,9 +321,10 @@ def notebooks(config: Config) -> dict[str, bytes]:
         hint = "list them in site/sidelit.toml, under `[labs]`"
         raise SidelitError("the project has no labs", path=config.shown(config.path), hint=hint)
     texts = site.texts(config)
-    gathered = Collector(list(site.mistakes(config, texts)))
+    named = site.book(config, texts)
+    gathered = Collector(list(site.mistakes(named)))
     gathered.check()
-    shelf, known = site.shelf(config, texts), site.book(config, texts).index
+    shelf, known = site.shelf(config, texts), named.index
     install = prose.filled(config.labs.install, config.public.repository)
     found: dict[str, bytes] = {}
     for lang in config.languages:

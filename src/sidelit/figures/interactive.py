@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from markdown_it.token import Token
 
-from sidelit.cache import store
 from sidelit.catalog import sync
 from sidelit.config.config import Config
 from sidelit.config.toml import Table, read_table
@@ -245,9 +245,13 @@ def stepper_names(config: Config) -> list[str]:
 
 def read_stepper(config: Config, name: str) -> Stepper:
     """Read one stepper; every mistake in it is a `SidelitError` with its line."""
-    # Each moment of it on a page asks again.
-    made_of = (config.folder / STEPPERS, config.folder / figure.RECORDED)
-    key = (str(config.folder), name, *map(store.of_folder, made_of))
+    # Each moment of it on a page asks again, so this looks at the times of the files alone.
+    key = (
+        str(config.folder),
+        name,
+        *_times(config.folder / STEPPERS),
+        *_times(config.folder / figure.RECORDED),
+    )
     if key not in _known:
         while len(_known) >= _MOST:
             _known.pop(next(iter(_known)))
@@ -255,7 +259,14 @@ def read_stepper(config: Config, name: str) -> Stepper:
     return _known[key]
 
 
-_known: dict[tuple[str, ...], Stepper] = {}
+def _times(folder: Path) -> Iterator[tuple[str, int, int]]:
+    """The files of a folder, and when somebody wrote to them last."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        state = path.stat()
+        yield path.name, state.st_mtime_ns, state.st_size
+
+
+_known: dict[tuple[object, ...], Stepper] = {}
 # How many steppers stay at hand.
 _MOST = 32
 

@@ -156,8 +156,10 @@ def _missing(name: str, example: str, path: str, line: int) -> SidelitError:
 
 Value = TypeVar("Value")
 
-# What a task notes that reads a text, by its source.
+# What a task notes that reads a text, by its source; shows one section of it; or the lines of a definition.
 READ = "text:{}"
+SECTION = "piece:{}\t{}"
+LINES = "lines:{}\t{}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +257,23 @@ class Text:
         if not self.prose:
             return ()
         return self.once("directives", lambda: tuple(directives.among(self.tokens)))
+
+    def section_digest(self, anchor: str) -> str:
+        """Stands for one section."""
+        return "".join(whole for name, _, whole, _ in self._digests() if name == anchor)
+
+    def lines_digest(self, qualname: str) -> str:
+        """Stands for the code of a definition that is on show."""
+        return store.digest([lines for _, name, _, lines in self._digests() if name == qualname])
+
+    def _digests(self) -> tuple[tuple[str, str, str, str], ...]:
+        def made() -> tuple[tuple[str, str, str, str], ...]:
+            return tuple(
+                (each.id, each.qualname, store.digest(each), store.digest(each.lines, each.fold is None))
+                for each in self.pieces
+            )
+
+        return self.once("digests of sections", made)
 
 
 def chapter(
@@ -420,8 +439,13 @@ def prose(item: Prose, written: str) -> Text:
     return Text(item, label, pieces, ids, minutes=minutes, lesson=lesson, lesson_line=line, digest=digest)
 
 
-def units(config: Config, texts: Sequence[Text]) -> tuple[sync.PageUnits, ...]:
-    """Everything of a site that is to be translated: its pages, and the words that are on none of them."""
+def units(
+    config: Config, texts: Sequence[Text], drawn: Iterable[figure.Figure] | None = None
+) -> tuple[sync.PageUnits, ...]:
+    """Everything of a site that is to be translated: its pages, and the words that are on none of them.
+
+    `drawn` are its figures, if somebody has read them.
+    """
     asked = (part.question for part in config.parts)
     named = (*(part.label for part in config.parts), *config.groups, config.back_label)
     parts = dict.fromkeys((config.course.label, config.labs.label, *named, *asked))
@@ -430,7 +454,7 @@ def units(config: Config, texts: Sequence[Text]) -> tuple[sync.PageUnits, ...]:
     own = (("nav", labels), ("site", about))
     site = sync.PageUnits(SITE, tuple(sync.SectionUnits(name, said) for name, said in own if said))
     current = {text.item.name for text in texts}
-    figures = (each.units() for each in figure.read_all(config))
+    figures = (each.units() for each in (figure.read_all(config) if drawn is None else drawn))
     steppers = (
         interactive.read_stepper(config, name).script.units() for name in interactive.stepper_names(config)
     )

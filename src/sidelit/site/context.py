@@ -17,7 +17,7 @@ import jinja2
 from markdown_it.token import Token
 from markupsafe import Markup, escape
 
-from sidelit.cache.graph import Kept
+from sidelit.cache.graph import Kept, as_one
 from sidelit.catalog.catalog import Catalogs
 from sidelit.config.chapters import Proof
 from sidelit.config.config import Config
@@ -28,7 +28,7 @@ from sidelit.errors import SidelitError
 from sidelit.figures.drawing import Drawing, Gallery
 from sidelit.figures.words import Said
 from sidelit.files.assets import BUNDLES
-from sidelit.site import content, links, metadata, model, pictures
+from sidelit.site import links, metadata, model, pictures
 from sidelit.site.content import Text
 from sidelit.site.edition import Edition, Page
 from sidelit.site.identifiers import NOBODY, Identifiers
@@ -293,7 +293,7 @@ class Notations(Mapping[str, Notation]):
 
     def __init__(self, texts: Iterable[Text]) -> None:
         self._texts = {
-            source: Kept(partial(_read, text), 1, content.READ.format(source))
+            source: Kept(partial(_read, text), 1, NOTATION.format(source))
             for source, text in ((text.item.source, text) for text in texts)
         }
 
@@ -307,8 +307,13 @@ class Notations(Mapping[str, Notation]):
         return len(self._texts)
 
 
+# What a task notes that reads what a text declares.
+NOTATION = "notation:{}"
+
+
 def _read(text: Text) -> tuple[Notation, ...]:
-    return (marking.read(text.tokens),)
+    with as_one(NOTATION.format(text.item.source)):
+        return text.once("notations", lambda: (marking.read(text.tokens),))
 
 
 class Symbols:

@@ -27,6 +27,8 @@ from sidelit.text import markup
 SUMMARY = 200
 # What a task notes that reads a page or its label, by the language and the place of the page.
 READ = "page:{}/{}"
+# What a page notes that shows a section of another one.
+SAID = "said:{}/{}\t{}"
 LABEL = "label:{}/{}"
 Value = TypeVar("Value")
 
@@ -79,6 +81,15 @@ class Page:
         """Stands for all that the page was made from, and for what `others` do; empty if nobody knows."""
         return (self.digest, self.lang, *others) if self.digest else ()
 
+    def section_digest(self, anchor: str) -> str:
+        """Stands for the words of one section."""
+
+        def made() -> dict[str, str]:
+            places = zip(self.text.pieces, self.words, strict=True)
+            return {each.id: store.digest(words) for each, words in places}
+
+        return self.once("digests of words", made)[anchor]
+
     @property
     def label_lang(self) -> str | None:
         """The language of the title where it is not the page's."""
@@ -113,6 +124,14 @@ class Edition:
     """The same of the pages behind the chapters."""
     contents: dict[str, tuple[NavGroup, ...]] = field(default_factory=dict, repr=False, compare=False)
     """What all pages of one folder have in common: links to every page, made when the first asks for them."""
+
+    def section(self, output: str, anchor: str) -> tuple[Page, Words]:
+        """A page, and the words of one of its sections, for another page that shows that section alone."""
+        with as_one(SAID.format(self.lang, output, anchor)):
+            page = self.pages[output]
+            places = zip(page.text.pieces, page.words, strict=True)
+            (words,) = (words for each, words in places if each.id == anchor)
+        return page, words
 
     def label(self, output: str) -> tuple[str, str | None]:
         """What a page is called, and in which language where that is not the edition's."""

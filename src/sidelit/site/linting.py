@@ -50,7 +50,7 @@ def findings(config: Config) -> tuple[Finding, ...]:
     found += (replace(lint.refused(error, "source"), severity=severity) for error in (*unread, *odd))
     for book in books.catalogs.values():
         found += lint.lint_catalog(book, terms)
-    found += (lint.refused(error, "directive") for error in site.mistakes(config, written))
+    found += (lint.refused(error, "directive") for error in site.mistakes(site.book(config, written)))
     found += _chosen(config, written)
     usage.proofs(config, lambda error: found.append(lint.refused(error, "proves")))
     return tuple(found)

@@ -19,6 +19,8 @@ from sidelit.files import assets
 from sidelit.files.atomic import Output
 from sidelit.site import assemble, context, listing, static
 from sidelit.site.context import NOTED, BuildContext
+from sidelit.site.directives.kind import Book
+from sidelit.site.directives.stepper import page_of
 from sidelit.site.edition import Page
 from sidelit.site.navigation import Navigation
 from sidelit.site.pictures import Picture
@@ -47,6 +49,13 @@ def inputs(build: BuildContext, graph: Graph) -> str:
         lang, _, output = name.partition("/")
         return editions[lang].pages[output]
 
+    def cut(name: str) -> list[str]:
+        return name.split("\t")
+
+    def stands(stepper: str) -> str:
+        found = page_of(stepper, Book(build.config, index, texts))
+        return store.digest(found and found.item.output)
+
     def section(name: str) -> str:
         source, address, anchor = name.split("\t")
         target = index.targets[source]
@@ -66,7 +75,12 @@ def inputs(build: BuildContext, graph: Graph) -> str:
         return store.digest(labels)
 
     graph.input("text", lambda source: texts[source].digest)
+    graph.input("piece", lambda name: texts[cut(name)[0]].section_digest(cut(name)[1]))
+    graph.input("lines", lambda name: texts[cut(name)[0]].lines_digest(cut(name)[1]))
+    graph.input("notation", lambda source: store.digest(build.notations[source]))
+    graph.input("stands", stands)
     graph.input("page", lambda name: page(name).digest)
+    graph.input("said", lambda name: page(cut(name)[0]).section_digest(cut(name)[1]))
     graph.input("label", lambda name: store.digest(page(name).label, page(name).label_lang))
     graph.input("lede", lambda name: store.digest(page(name).summary))
     graph.input("contents", contents)

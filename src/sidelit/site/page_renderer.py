@@ -294,8 +294,7 @@ class PageRenderer:
 
     def taken(self, text: Text, piece: Piece) -> model.SectionView:
         """A section of another page; its id here says where it is from, as no heading's does."""
-        there = self.edition.pages[text.item.output]
-        (words,) = (said for each, said in zip(text.pieces, there.words, strict=True) if each.id == piece.id)
+        there, words = self.edition.section(text.item.output, piece.id)
         name = f"{text.item.output.removesuffix('.html')}/{piece.id}"
         self._taken[name] += 1
         again = f":{self._taken[name]}" if self._taken[name] > 1 else ""
@@ -308,11 +307,8 @@ class PageRenderer:
     def editions(self, text: Text, piece: Piece) -> Iterator[model.Edition]:
         """A section of another page in every language, each with links that start from this page."""
         for language in self.nav.alternates():
-            there = self.build.editions[language.code].pages[text.item.output]
+            there, words = self.build.editions[language.code].section(text.item.output, piece.id)
             renderer = self.beside(there)
-            (words,) = (
-                said for each, said in zip(text.pieces, there.words, strict=True) if each.id == piece.id
-            )
             name = f"{text.item.output.removesuffix('.html')}/{piece.id}:{language.code}"
             yield model.Edition(language, renderer.section(piece, words, None, name))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -96,9 +96,14 @@ def texts(
     return tuple(found)
 
 
-def shelf(config: Config, written: Sequence[content.Text], graph: Graph | None = None) -> catalog.Catalogs:
-    """Open the catalogues of the site and match them with its pages."""
-    units, tag = content.units(config, written), config.language(config.source_language).tag
+def shelf(
+    config: Config,
+    written: Sequence[content.Text],
+    graph: Graph | None = None,
+    drawn: Iterable[figure.Figure] | None = None,
+) -> catalog.Catalogs:
+    """Open the catalogues of the site and match them with its pages and its figures."""
+    units, tag = content.units(config, written, drawn), config.language(config.source_language).tag
     return catalog.load(units, config.folder / "locale", config.languages[1:], tag, graph)
 
 
@@ -118,7 +123,8 @@ def write_whole(
     store = Store(config.project / CACHE)
     graph = Graph(store)
     written = texts(config, notes, graph)
-    books = shelf(config, written, graph)
+    drawn = figure.read_all(config)
+    books = shelf(config, written, graph, drawn)
     editions = {lang: edition.edition(config, written, books, lang) for lang in config.languages}
     terms, works, programs = _data(config)
     leads = links.leads(written)
@@ -143,7 +149,7 @@ def write_whole(
         cited=project,
         glossary=terms,
         uses=Noted(uses_in, listing.USES),
-        figures=drawing.gallery(config, figure.read_all(config), books),
+        figures=drawing.gallery(config, drawn, books),
         shelf=books,
         works=works,
         programs=programs,
@@ -154,7 +160,7 @@ def write_whole(
         report=(notes or gathered).add,
     )
     # A page tells its first mistake only; of its directives all are told.
-    for error in mistakes(config, written):
+    for error in mistakes(Book(config, build.index, {text.item.source: text for text in written})):
         gathered.add(error)
     found = {
         **static.public_files(build, project),
@@ -199,10 +205,9 @@ def _orders(build: BuildContext, written: Sequence[content.Text]) -> list[list[m
     return list(found.values())
 
 
-def mistakes(config: Config, written: Sequence[content.Text]) -> Iterator[SidelitError]:
+def mistakes(named: Book) -> Iterator[SidelitError]:
     """What the pages ask of each other and is not there, as far as no language is needed to see it."""
-    named = book(config, written)
-    for text in written:
+    for text in named.texts.values():
         yield from registry.mistakes(text, named)
 
 

@@ -216,15 +216,20 @@ def test_an_edit_makes_the_pages_anew_that_show_it(project: Path, monkeypatch: p
     made = pages_made(monkeypatch)
     build(project)
     assert made == []
-    EDITS["words of a source"](project)
-    build(project)
-    # Two lessons take from this source.
-    shown = {"ring.cards.js", "ring.html", "row.html", "steps.html"}
-    assert sorted(made) == sorted(f"{lang}/{page}" for lang in ("en", "ja", "zh") for page in shown)
-    made.clear()
+    # Two lessons take from this source: one of them a section, the other one lines.
+    chapter = {"ring.cards.js", "ring.html"}
+    for name, shown in {
+        "words of a source": chapter,
+        "words that a lesson shows": chapter | {"row.html"},
+        "code that a lesson shows": chapter | {"row.html", "steps.html"},
+    }.items():
+        EDITS[name](project)
+        build(project)
+        assert sorted(made) == sorted(f"{lang}/{page}" for lang in ("en", "ja", "zh") for page in shown), name
+        made.clear()
     EDITS["a translation"](project)
     build(project)
-    assert sorted(made) == ["ja/ring.cards.js", "ja/ring.html", "ja/row.html"]
+    assert sorted(made) == ["ja/ring.cards.js", "ja/ring.html"]
     made.clear()
     # The foot of every page and all that is cited tell the commit.
     committed = build(commit(project))

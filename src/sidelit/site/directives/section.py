@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 
 from markupsafe import Markup, escape
 
+from sidelit.cache.graph import as_one
 from sidelit.errors import SidelitError
 from sidelit.labs import cells, outputs
 from sidelit.labs.cells import Cell
 from sidelit.labs.outputs import Output
+from sidelit.site.content import SECTION as SHOWN
 from sidelit.site.content import Piece, Text
 from sidelit.site.directives.kind import Book, Kind, Place, nearest
 from sidelit.site.links import Target
@@ -66,10 +68,11 @@ def take(given: Directive, book: Book) -> Taken:
         hint = "write `::: section src:PATH#ID`; `sidelit sections FILE` lists the ids of a file"
         raise given.error("`section` does not say which section of which file", hint=hint)
     target = _page(given, path, book)
-    text = book.texts[target.source]
-    if text.prose:
-        raise given.error(f"{target.source} is no chapter", hint="sections are taken from chapters")
-    piece = _piece(given, anchor, text, target, book)
+    with as_one(SHOWN.format(target.source, anchor)):
+        text = book.texts[target.source]
+        if text.prose:
+            raise given.error(f"{target.source} is no chapter", hint="sections are taken from chapters")
+        piece = _piece(given, anchor, text, target, book)
     if piece.fold is not None:
         what = f"{target.source}#{piece.id} is depth, and a lesson shows what is core"
         raise given.error(what, hint="show the section that calls it, or link to it")

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from sidelit.cache.graph import as_one
 from sidelit.figures import interactive, words
 from sidelit.figures.interactive import Event, Payload, Row, Run, Stepper
-from sidelit.site.content import Text
+from sidelit.site.content import LINES, Text
 from sidelit.site.directives.kind import Book, Kind, Place, nearest, plain
 from sidelit.site.model import CodeLine, Link, code_line
 from sidelit.text import directives
@@ -27,6 +28,9 @@ from sidelit.text.directives import Directive
 # The number of a line changes with every comment above it, so a recording has none. A line that is not there
 # any more, or is there twice, fails the build: then the run has to be recorded again.
 
+
+# What a task notes that looks for the page of a stepper.
+STANDS = "stands:{}"
 
 MOST = 14
 AROUND = 12
@@ -69,11 +73,13 @@ class Excerpts:
     def _found(self, event: Event) -> tuple[Text, tuple[CodeLine, ...], int]:
         """The chapter, all lines of the definition, and which of them it is."""
         sources = [f"{self.book.index.source_root}/{event.path}", event.path]
-        text = next((self.book.texts[source] for source in sources if source in self.book.texts), None)
-        if text is None:
+        named = next((source for source in sources if source in self.book.texts), None)
+        if named is None:
             what = f"the recording names {event.path}, which is no chapter"
             raise self.given.error(what, hint=nearest(sources[0], self.book.texts))
-        pieces = [piece for piece in text.pieces if piece.qualname == event.definition and piece.fold is None]
+        with as_one(LINES.format(named, event.definition)):
+            text = self.book.texts[named]
+            pieces = [one for one in text.pieces if one.qualname == event.definition and one.fold is None]
         # A reader of these lines moves through the run, not through the code: so they have no links.
         lines = tuple(code_line(number, html) for piece in pieces for number, html in piece.lines)
         at = [place for place, line in enumerate(lines) if _plain(line.html).strip() == event.line]
@@ -264,10 +270,11 @@ def _notes(made: Stepper, place: Place, number: int) -> Iterator[Note]:
 def _curve(run: Run, rank: int) -> list[str]:
     """For each kind the outline of its band: what a rank stores of it over the events, in stacked steps."""
     floors = [0.0] * len(run.events)
+    most = run.most
     paths = []
     for kind in range(len(run.kinds)):
         tops = [
-            floor + HEIGHT * event.nbytes[rank][kind] / run.most
+            floor + HEIGHT * event.nbytes[rank][kind] / most
             for floor, event in zip(floors, run.events, strict=True)
         ]
         there = "".join(f"V{HEIGHT - top:.1f}H{place + 1}" for place, top in enumerate(tops))
@@ -297,7 +304,7 @@ def _moment_html(given: Directive, place: Place) -> Markup:
     number = [known for known, _ in made.run.scenes].index(scene)
     last = made.run.scene(number)[-1]
     event = made.run.events[last]
-    anchor, page = f"{name}-{last + 1}", _page_of(name, place.book)
+    anchor, page = f"{name}-{last + 1}", page_of(name, place.book)
     elsewhere = page is not None and page.item.source != given.path
     return place.fragment(
         "moment.html",
@@ -312,13 +319,14 @@ def _moment_html(given: Directive, place: Place) -> Markup:
     )
 
 
-def _page_of(name: str, book: Book) -> Text | None:
+def page_of(name: str, book: Book) -> Text | None:
     """The page that the stepper stands on."""
-    for text in book.texts.values():
-        for tokens in text.directives:
-            given = directives.read(tokens)
-            if (given.name, given.argument) == ("stepper", name):
-                return text
+    with as_one(STANDS.format(name)):
+        for text in book.texts.values():
+            for tokens in text.directives:
+                given = directives.read(tokens)
+                if (given.name, given.argument) == ("stepper", name):
+                    return text
     return None
 
 
