@@ -1,6 +1,6 @@
-"""The tables of "Using the library" that say what to write instead of another library's names.
+"""The tables of the page on moving that say what to write instead of another library's names.
 
-    python tools/tables.py          # write them into site/pages/api.md from site/peers.toml
+    python tools/tables.py          # write them into site/pages/moving.md from site/peers.toml
     python tools/tables.py --check  # end with an error if they are not as the data says
 
 Each table stands below the heading that its source names, and takes the place of the first table there. What
@@ -20,7 +20,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parent.parent
-DATA, PAGE = ROOT / "site" / "peers.toml", ROOT / "site" / "pages" / "api.md"
+DATA, PAGE = ROOT / "site" / "peers.toml", ROOT / "site" / "pages" / "moving.md"
 
 
 def sources() -> list[dict[str, Any]]:

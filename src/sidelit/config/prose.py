@@ -8,7 +8,7 @@ behind the lessons.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import PurePosixPath
@@ -26,6 +26,16 @@ LESSONS = "lessons"
 
 
 @dataclass(frozen=True, slots=True)
+class Moved:
+    """A heading that a page had once, and the page and the heading at which its readers find its text."""
+
+    old: str
+    source: str
+    id: str
+    line: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Prose:
     """One page of Markdown, and the list made from data that follows its text, if any."""
 
@@ -37,6 +47,8 @@ class Prose:
     line: int = 1
     languages: tuple[str, ...] = ()
     """The languages it stands in; empty for all those of the site."""
+    moved: tuple[Moved, ...] = ()
+    """The sections that stood on it once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +108,23 @@ def prose(table: Table, folder: str, codes: Sequence[str]) -> Prose:
         )
     path = PurePosixPath(given)
     called = chapters.prose(table, str(path), "pages")
-    kept = languages.kept(table, codes)
+    kept, moved = languages.kept(table, codes), tuple(_moved(table, f"{folder}/pages"))
     table.finish()
-    source = f"{folder}/pages/{path}"
-    return Prose(source, called.output, called.name, append, called.former, table.line(given), kept)
+    source, line = f"{folder}/pages/{path}", table.line(given)
+    return Prose(source, called.output, called.name, append, called.former, line, kept, moved)
+
+
+def _moved(table: Table, pages: str) -> Iterator[Moved]:
+    """Read where the readers of headings go that have left a page.
+
+    No ledger holds the headings of prose, so their author says it.
+    """
+    for old, href in table.take("moved", dict, {}).items():
+        path, sign, name = href.partition("#") if isinstance(href, str) else ("", "", "")
+        if not (path.endswith(".md") and bool(sign) == bool(name)):
+            hint = 'write a page and a heading of it, as in "guide.md#install", or a page alone'
+            raise table.error(f"{href!r} in `moved` is not a place on a page of prose", old, hint=hint)
+        yield Moved(old, f"{pages}/{path}", name, table.line(old))
 
 
 def course(table: Table | None, folder: str) -> Course:

@@ -213,7 +213,8 @@ def forward(renderer: PageRenderer) -> model.Link:
 def moved(renderer: PageRenderer) -> Iterator[model.Moved]:
     """To the sections that went from this address."""
     for old, lead in links.departed(renderer.build.leads, renderer.shown.text).items():
-        yield model.Moved(old, f"{renderer.nav.to(lead.output)}#{fragment(lead.id)}")
+        place = f"#{fragment(lead.id)}" if lead.id else ""
+        yield model.Moved(old, f"{renderer.nav.to(lead.output)}{place}")
 
 
 # ## The page of a lab

@@ -17,7 +17,7 @@ from sidelit.cache.graph import note
 from sidelit.cache.records import Ids
 from sidelit.config.chapters import Chapter
 from sidelit.config.config import Config
-from sidelit.config.prose import Prose
+from sidelit.config.prose import Moved, Prose
 from sidelit.errors import SidelitError
 from sidelit.site.content import Text
 from sidelit.site.edition import Page
@@ -31,7 +31,7 @@ from sidelit.text import markup
 # address a table from every id it had to the page and the id that it has now. Where no page stands at an old
 # address, a page is made that forwards: by a script, which sees the `#section`; without scripts by an instant
 # refresh, which does not; and by a plain link for each section where a browser does neither. Where a page
-# stands there, it lists the sections that have left it.
+# stands there, it lists the sections that have left it. A page of prose says itself which have.
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,7 @@ def leads(texts: Sequence[Text]) -> Leads:
             address, _, old = place.rpartition("#")
             found.setdefault(address, {})[old] = Lead(text.item.output, anchor if old else "")
     current = {text.item.output for text in texts}
+    outputs = {text.item.source: text.item.output for text in texts}
     for text in texts:
         for former in text.item.former:
             if former.told and former.output not in current:
@@ -61,9 +62,31 @@ def leads(texts: Sequence[Text]) -> Leads:
                 there.setdefault("", Lead(text.item.output, ""))
                 # The headings of a page of prose are in no ledger, so they are taken to be what they were.
                 there.update({slug: Lead(text.item.output, slug) for slug in _headings(text)})
+        for moved in _moved(text):
+            if moved.source in outputs:
+                there = found.setdefault(text.item.output, {})
+                there[moved.old] = Lead(outputs[moved.source], moved.id)
     for there in found.values():
         there.setdefault("", Lead(next(iter(there.values())).output, ""))
     return found
+
+
+def astray(config: Config, texts: Mapping[str, Text]) -> Iterator[SidelitError]:
+    """The sections of prose that are said to be elsewhere now, and are not."""
+    path = config.shown(config.path)
+    for text in texts.values():
+        for moved in _moved(text):
+            there = texts.get(moved.source)
+            if there is None:
+                what = f"`moved` leads to {moved.source}, which is no page of the site"
+                yield SidelitError(what, path=path, line=moved.line)
+            elif moved.id and moved.id not in there.ids:
+                what = f"`moved` leads to {moved.id!r}, which is no section of {moved.source}"
+                hint = _nearest(moved.id, tuple(there.ids))
+                yield SidelitError(what, path=path, line=moved.line, hint=hint)
+            elif moved.old in text.ids:
+                what = f"{moved.old!r} in `moved` is a section of {text.item.source}"
+                yield SidelitError(what, path=path, line=moved.line, hint="remove it")
 
 
 def forwards(found: Leads, texts: Sequence[Text]) -> tuple[str, ...]:
@@ -101,6 +124,10 @@ def page(address: str, target: Page) -> Page:
 def _places(text: Text) -> Iterator[tuple[str, str]]:
     found = text.once("places", lambda: [(place, one.id) for one in text.pieces for place in one.places])
     yield from found
+
+
+def _moved(text: Text) -> tuple[Moved, ...]:
+    return text.item.moved if isinstance(text.item, Prose) else ()
 
 
 def _headings(text: Text) -> Iterator[str]:

@@ -207,6 +207,7 @@ def _orders(build: BuildContext, written: Sequence[content.Text]) -> list[list[m
 
 def mistakes(named: Book) -> Iterator[SidelitError]:
     """What the pages ask of each other and is not there, as far as no language is needed to see it."""
+    yield from links.astray(named.config, named.texts)
     for text in named.texts.values():
         yield from registry.mistakes(text, named)
 

@@ -1,4 +1,4 @@
-"""The recipes of "Using the library" for Accelerate and for the Trainer of the transformers library: they
+"""The recipes of the page on moving for Accelerate and for the Trainer of the transformers library: they
 train, save and stop as plain training does; and the defaults of both are refused."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from book.toys import assert_equal, batch, chain, error
 
 pytestmark = pytest.mark.full
 
-PAGE = Path(__file__).parents[3] / "site" / "pages" / "api.md"
+PAGE = Path(__file__).parents[3] / "site" / "pages" / "moving.md"
 STEPS = 4
 TOKENS = 6
 

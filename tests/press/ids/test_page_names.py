@@ -119,6 +119,38 @@ def test_a_page_of_prose_is_renamed_too(sample: Path) -> None:
     assert "pictures/columns.svg" in tree(site)
 
 
+READING = '[[front]]\nsource = "notes/reading.md"\n'
+
+
+def test_a_section_of_prose_goes_to_another_page(sample: Path) -> None:
+    # The home page links to `notes/reading.md#the-two-columns`, and that section is elsewhere now.
+    told = '[front.moved]\nthe-two-columns = "more.md#columns"\nall = "more.md"\n'
+    edit(sample / CONFIG, READING, f'{READING}\n{told}\n[[front]]\nsource = "more.md"\n')
+    edit(sample / "site/pages/notes/reading.md", "## The two columns", "## What is left")
+    (sample / "site/pages/more.md").write_text("# More\n\n## Columns\n\nText.\n", encoding="utf-8")
+    site = built(sample)
+    assert "more.html#columns" in page(site, "index.html").addresses
+    old = page(site, "notes/reading.html")
+    assert {"../more.html#columns", "../more.html"} <= set(old.addresses)
+    assert {"the-two-columns", "all"} <= set(old.ids)
+
+
+@pytest.mark.parametrize(
+    ("moved", "told"),
+    [
+        ('old = "index"', "'index' in `moved` is not a place on a page of prose; write a page and a heading"),
+        ("old = 1", "1 in `moved` is not a place on a page of prose; write a page and a heading"),
+        ('old = "no.md#a"', "`moved` leads to site/pages/no.md, which is no page of the site"),
+        ('old = "notes/reading.md#the-two-column"', "`moved` leads to 'the-two-column', which is no section "
+         "of site/pages/notes/reading.md; did you mean 'the-two-columns'?"),
+        ('the-works = "index.md"', "'the-works' in `moved` is a section of site/pages/notes/reading.md"),
+    ],
+)  # fmt: skip
+def test_a_section_that_is_not_there_is_named(sample: Path, moved: str, told: str) -> None:
+    line = edit(sample / CONFIG, READING, f"{READING}\n[front.moved]\n{moved}\n") + 4
+    assert f"{CONFIG}:{line}: {told}" in sidelit("build", cwd=sample, code=1).stderr
+
+
 @pytest.mark.nightly
 def test_mkdocs_writes_old_addresses_too(sample: Path) -> None:
     move(sample, '{ source = "deep/loop.py", was = ["ring"] }', "deep/loop.py")
