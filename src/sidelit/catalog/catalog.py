@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 
 from markdown_it.token import Token
@@ -21,6 +22,7 @@ from sidelit.catalog import po_file
 from sidelit.catalog.po_file import Entry, File
 from sidelit.catalog.sync import (
     Key,
+    Memory,
     PageUnits,
     State,
     digests_of,
@@ -184,7 +186,49 @@ def pending(shelf: Catalogs) -> Iterator[Pending]:
 # with nothing missing follows from itself and from its page, and their digests stand for it.
 
 
-Others = Late[str | tuple[str, str, str], Entry]
+class Elsewhere(Mapping[str | tuple[str, str, str], Entry]):
+    """The translations of all pages, as `remember` files them.
+
+    Hardly any sentence that a catalogue lacks stands in another one. So a file is read only if it has the
+    sentence that somebody looks for.
+    """
+
+    def __init__(self, files: Sequence[File], known: Graph) -> None:
+        self._files, self._known = files, known
+        self._found: dict[str, Memory] = {}
+
+    @cached_property
+    def _having(self) -> Mapping[bytes, Sequence[File]]:
+        """The files that have a sentence."""
+        having: dict[bytes, list[File]] = {}
+        for file in self._files:
+            for mark in self._known.of("sentences", file.digest, partial(_sentences, file)):
+                having.setdefault(mark, []).append(file)
+        return having
+
+    def __getitem__(self, key: str | tuple[str, str, str]) -> Entry:
+        sentence = key if isinstance(key, str) else key[1]
+        if sentence not in self._found:
+            entries = (each for file in self._having.get(_mark(sentence), ()) for each in file.read())
+            self._found[sentence] = remember(each for each in entries if each.msgid == sentence)
+        return self._found[sentence][key]
+
+    def __iter__(self) -> Iterator[str | tuple[str, str, str]]:
+        return iter(remember(entry for file in self._files for entry in file.read()))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _sentences(file: File) -> tuple[bytes, ...]:
+    return tuple({_mark(entry.msgid) for entry in file.read()})
+
+
+def _mark(sentence: str) -> bytes:
+    return hashlib.blake2b(sentence.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+
+
+Others = Mapping[str | tuple[str, str, str], Entry]
 
 
 def matched(
@@ -292,7 +336,7 @@ def load(
     catalogs = {}
     originals = {(page.name, lang) for page in pages for lang in languages if not page.stands_in(lang)}
     for lang, files in _read_all(locale_dir, languages, known).items():
-        others = Late(partial(_remembered, tuple(files.values())))
+        others = Elsewhere(tuple(files.values()), known)
         homes = shelves(pages, files)
         for page in (each for each in pages if each.stands_in(lang)):
             own = [files[name] for name in (page.name, *page.former) if homes.get(name) == page.name]
@@ -311,10 +355,6 @@ def _little(catalog: Catalog, page: PageUnits, known: Graph) -> bool:
         return 2 * sum(state in ("current", "recheck") for state in states) < len(states)
 
     return known.of("little", (catalog.digest, store.digest(page)), counted)
-
-
-def _remembered(files: Sequence[po_file.File]) -> Mapping[str | tuple[str, str, str], Entry]:
-    return remember(entry for file in files for entry in file.read())
 
 
 def _read_all(locale_dir: Path, languages: Sequence[str], known: Graph) -> dict[str, dict[str, po_file.File]]:

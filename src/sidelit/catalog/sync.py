@@ -11,7 +11,7 @@ import re
 import textwrap
 import unicodedata
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import Literal
@@ -307,6 +307,7 @@ def _entries_by_context(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
 
 State = Literal["current", "recheck", "stale", "missing"]
 Memory = Mapping[str | tuple[str, str, str], Entry]
+Find = Callable[[str | tuple[str, str, str]], Entry | None]
 
 
 def state_of(entry: Entry | None, code_digest: str) -> State:
@@ -362,25 +363,27 @@ def merge(page: PageUnits, old: Sequence[Entry], memory: Memory) -> tuple[Entry,
     wanted = digests_of(page)
     known = {entry.key: entry for entry in old}
     gone = Late(lambda: remember(entry for entry in old if entry.key not in wanted))
-    memory = Late(partial(_both, memory, old))
+    own = Late(lambda: remember(old))
+
+    def known_elsewhere(key: str | tuple[str, str, str]) -> Entry | None:
+        found: Entry | None = own.get(key) or memory.get(key)
+        return found
+
     rewordings = cache(partial(Rewordings, wanted, old))
     live = []
     for (context, msgid), digests in wanted.items():
         entry = known.get((context, msgid))
         if entry is None or not entry.msgstr:
-            entry = _moved(context, msgid, digests, memory) or _carried(context, msgid, entry, gone) or entry
+            moved = _moved(context, msgid, digests, known_elsewhere)
+            entry = moved or _carried(context, msgid, entry, gone.get) or entry
         if entry is None or not entry.msgstr:
-            entry = _carried(context, msgid, entry, memory, short=False) or entry
+            entry = _carried(context, msgid, entry, known_elsewhere, short=False) or entry
         if entry is None:
             entry = rewordings().guess(context, msgid) or Entry(context, msgid)
         # A translator works beside the code of the day; only what is done remembers the code it was done for.
         entry = entry if is_translated(entry) else replace(entry, digests=digests)
         live.append(replace(entry, obsolete=False) if entry.obsolete else entry)
     return (*live, *_left_over(old, wanted, live))
-
-
-def _both(memory: Memory, own: Sequence[Entry]) -> Memory:
-    return {**memory, **remember(own)}
 
 
 def digests_of(page: PageUnits) -> dict[Key, tuple[str, ...]]:
@@ -394,19 +397,17 @@ def digests_of(page: PageUnits) -> dict[Key, tuple[str, ...]]:
     return {key: () if beside == [NO_CODE] else tuple(beside) for key, beside in wanted.items()}
 
 
-def _moved(context: str, msgid: str, digests: tuple[str, ...], memory: Memory) -> Entry | None:
+def _moved(context: str, msgid: str, digests: tuple[str, ...], find: Find) -> Entry | None:
     """A translation that went to another page together with the code it was judged beside."""
-    judged = [memory.get((context, msgid, code)) for code in digests]
+    judged = [find((context, msgid, code)) for code in digests]
     if judged and judged[0] and all(judged):
         return replace(judged[0], digests=digests, previous="", obsolete=False)
     return None
 
 
-def _carried(
-    context: str, msgid: str, empty: Entry | None, memory: Memory, short: bool = True
-) -> Entry | None:
+def _carried(context: str, msgid: str, empty: Entry | None, find: Find, short: bool = True) -> Entry | None:
     """A translation from elsewhere, to be rechecked; `short` ones are those of one word or two."""
-    found = memory.get(msgid)
+    found = find(msgid)
     if found is None or not (short or found.same or not is_short(msgid)):
         return None
     # A remark may be about the place it stood in. What is allowed is allowed for the words.

@@ -255,16 +255,6 @@ def _lesson_of_lab(renderer: PageRenderer, item: Lab) -> model.Link | None:
     return model.Link(label, renderer.nav.to(output), lang=lang)
 
 
-def _labs_of(renderer: PageRenderer, item: Lesson) -> Iterator[model.Link]:
-    """To the labs that name a lesson."""
-    name = PurePosixPath(item.source).stem
-    for lab in renderer.config.labs.labs:
-        text = renderer.build.texts[lab.source]
-        if text.once("lesson", partial(getattr, text, "lesson")) == name and not isinstance(item, Lab):
-            label, lang = renderer.edition.label(lab.output)
-            yield model.Link(label, renderer.nav.to(lab.output), lang=lang, number=lab.number)
-
-
 def _place(item: Lab) -> str:
     return item.output.removesuffix(".html") + ".ipynb"
 
@@ -400,5 +390,5 @@ def _lesson(
     head = content.split(tokens, item.source)
     needs, *aims = (Markup(renderer.html(words)) for words in (head.needs, *head.aims))
     lab = lab_head(renderer, item) if isinstance(item, Lab) else None
-    labs = tuple(_labs_of(renderer, item))
+    labs = () if isinstance(item, Lab) else renderer.nav.labs_of(item)
     return LessonHead(item.name, item.number, head.minutes, needs, tuple(aims), lab, labs), head.rest

@@ -21,6 +21,7 @@ whether it is `required` or `repeats`. Texts are in the language of the sources.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -60,7 +61,10 @@ def programs(config: Config) -> tuple[Program, ...]:
     found = figure.read_recording(path, shown).data
     if not isinstance(found, list):
         raise _wrong(shown, "`data` is a list of programs")
-    return tuple(_program(each, shown) for each in found)
+    made = tuple(_program(each, shown) for each in found)
+    if twice := [one for one, count in Counter(ids(made)).items() if count > 1]:
+        raise _wrong(shown, f"there are two of {', '.join(twice)}")
+    return made
 
 
 def ids(found: tuple[Program, ...]) -> Iterator[str]:

@@ -191,6 +191,11 @@ class Navigation:
     def _lesson_of(self, lab: Lab) -> str:
         return self.edition.pages[lab.output].text.lesson
 
+    def labs_of(self, lesson: Lesson) -> tuple[model.Link, ...]:
+        """To the labs that name a lesson."""
+        with as_one(CONTENTS.format(self.edition.lang)):
+            return tuple(self._labs_of(lesson))
+
     def _labs_of(self, lesson: Lesson) -> Iterator[model.Link]:
         stem = PurePosixPath(lesson.source).stem
         return (self._link(lab) for lab in self.config.labs.labs if self._lesson_of(lab) == stem)

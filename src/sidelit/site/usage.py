@@ -69,7 +69,8 @@ def _tests_in(config: Config, path: str, graph: Graph | None) -> Mapping[str, Pr
         return {}
     sections = anchoring.read(config, path, graph).sections
     classes = {each.qualname for each in sections if each.kind == "class"}
-    found = {"": Proved(1, _begins(sections[0].commentary) if sections else "")}
+    own = (each.commentary for each in sections if each.kind == "module")
+    found = {"": Proved(1, _begins(next(own, "")))}
     for each in sections:
         *around, _ = accumulate(each.qualname.split("."), "{}.{}".format)
         if each.kind in ("class", "function") and classes.issuperset(around):

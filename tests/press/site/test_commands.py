@@ -91,6 +91,7 @@ def test_many_options_are_folded_by_their_groups(sample: Path) -> None:
             [{"name": "a", "call": "a", "groups": [{"options": [{"names": ["-b"], "takes": ["x"]}]}]}],
             "`takes` of -b is `whole` or `number`",
         ),
+        ([PROGRAMS[0], PROGRAMS[0]], "there are two of ring, ring/-o"),
     ],
 )
 def test_what_is_wrong_in_the_recording_is_told(sample: Path, programs: object, told: str) -> None:

@@ -94,3 +94,8 @@ def test_without_either_nothing_stands_beside_the_title(front: Path) -> None:
 def test_a_colon_behind_a_label_is_dropped_and_nothing_is_escaped_twice() -> None:
     told = Markup('<ul><li><a href="x.html"><b>1</b></a>：它的用时 &amp; 内存</li></ul>')
     assert layout._headed(told) == '<ul><li><a href="x.html"><b>1</b></a> 它的用时 &amp; 内存</li></ul>'
+    # Inside of a sentence a colon stays, whatever it follows.
+    others = Markup(
+        '<ul><li>See <a href="x.html">x</a>: y</li><li><a href="a">a</a> and <a href="b">b</a>: c</li></ul>'
+    )
+    assert layout._headed(others) == others

@@ -146,7 +146,8 @@ def _doors(given: Directive, place: Place) -> Markup:
 def _headed(words: Markup) -> Markup:
     """A list whose items begin with a link on a line of its own: a colon behind it would begin the next."""
     # As a `str`: what is put together of pieces of markup would be escaped once more.
-    return Markup(re.sub(r"(<li>(?:(?!</?li).)*?</a>)\s*[:：]\s*", r"\1 ", str(words), flags=re.DOTALL))
+    label = r"(<li>\s*(?:<(?:p|strong)>)*<a\b(?:(?!</a>).)*</a>(?:</strong>)?)\s*[:：]\s*"
+    return Markup(re.sub(label, r"\1 ", str(words), flags=re.DOTALL))
 
 
 def _check_columns(given: Directive, book: Book) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from sidelit.site.search.places import Place
 from sidelit.site.search.tokenizer import Tokenizer
@@ -88,6 +89,7 @@ class Lists:
             yield term, self._known[term].decode()
 
 
+@lru_cache(2**16)
 def _number(value: int) -> bytes:
     """A number as scripts read it with 36 digits, which is shorter."""
     digits = b""
