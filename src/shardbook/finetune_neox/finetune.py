@@ -30,7 +30,8 @@ Text, learning-rate schedule, evaluation, checkpoints, `SIGTERM` and tracking wo
 [the training program](train.py), with the same options. A checkpoint does not contain
 the frozen parameters, because a resumed run reads them from the folder of the
 pretrained model again. So if you train the biases of a model of 20.6 billion
-parameters, a checkpoint has 36 MB instead of 82 GB.
+parameters, a checkpoint has 36 MB instead of 82 GB. It names the model by a hash of the
+folder's files, and a run that goes on with another model is refused.
 
 Without `--model` the command trains a small random GPT-NeoX on a book, in seconds.
 """
@@ -211,7 +212,7 @@ def keep(options: argparse.Namespace, beginning: Pretrained, adapters: Any) -> N
     say(f"written to {out}")
 
 
-# sidelit: depth A variant of checkpointing that would lose gradients, and what is printed instead of a run.
+# sidelit: depth A variant of checkpointing that would lose gradients; the plan that is printed instead of a run.
 
 
 def refuse_reentrant(model: Any) -> None:

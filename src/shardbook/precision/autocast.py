@@ -43,7 +43,8 @@ C++.
 **What autocast costs.** The context keeps the casts of the parameters until the
 outermost context ends, and autograd keeps them until the backward pass. So a layer's
 parameters also exist in 16 bits, and as a whole: [stage 3](unit.py#module/stage-3) splits the
-parameters, but not these copies.
+parameters, but not these copies. [A policy](policy.py) needs no copies, because it
+gathers the parameters in 16 bits, which are also half the bytes.
 
 **Compared with `torch.autocast`.** The results are the same. Our tests compare results
 and gradients of whole models, and of every operation in PyTorch's list for CPUs. But

@@ -317,7 +317,8 @@ TABLES = {
 # again. For a plain function they apply again if this book's `checkpoint` runs it, or
 # `torch.utils.checkpoint` with
 # [`use_reentrant=True`](hook_context.py#module/rules-in-pytorchs-reentrant-checkpoint).
-# With `use_reentrant=False` PyTorch's checkpoint raises an error for such a function.
+# With `use_reentrant=False` PyTorch's checkpoint raises an error if a plain function
+# computes a norm or a loss.
 #
 # The price is memory. Such a function saves tensors for the backward pass, and they take
 # four bytes for each element instead of two. The norms' parameters are few: a block of a
