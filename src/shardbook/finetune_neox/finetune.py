@@ -212,7 +212,7 @@ def keep(options: argparse.Namespace, beginning: Pretrained, adapters: Any) -> N
     say(f"written to {out}")
 
 
-# sidelit: depth A variant of checkpointing that would lose gradients; the plan that is printed instead of a run.
+# sidelit: depth A variant of checkpointing that would lose gradients; the plan printed in place of a run.
 
 
 def refuse_reentrant(model: Any) -> None:
