@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from press.project import edit, sidelit
+from sidelit.cache.graph import Graph
 from sidelit.catalog import catalog, po_file, sync
 from sidelit.catalog.sync import PageUnits
 from sidelit.errors import SidelitError
@@ -687,3 +688,40 @@ def fill(path: Path, text: str, chosen: set[int]) -> set[str]:
 
     path.write_text(re.sub(r'(?<=\n)msgid "(.+)"\nmsgstr ""\n', one, text), encoding="utf-8")
     return written
+
+
+SENTENCES = st.sampled_from(["One.", "Two.", "Three."])
+ENTRIES = st.builds(
+    po_file.Entry,
+    st.sampled_from(["a", "b"]),
+    SENTENCES,
+    st.sampled_from(["", "Eins.", "Zwei."]),
+    digests=st.sampled_from([(), ("c",), ("c", "d")]),
+    obsolete=st.booleans(),
+)
+
+
+@given(st.lists(st.lists(ENTRIES, max_size=4).map(tuple), max_size=4))
+def test_elsewhere_is_what_all_catalogues_remember(files: list[tuple[po_file.Entry, ...]]) -> None:
+    all_of_them = sync.remember(entry for entries in files for entry in entries)
+    read = [
+        po_file.File(str(number), lambda entries=entries: entries) for number, entries in enumerate(files)
+    ]
+    assert dict(catalog.Elsewhere(read, Graph())) == all_of_them
+
+
+def test_a_catalogue_is_read_for_a_sentence_that_it_has() -> None:
+    read: list[str] = []
+
+    def file(name: str, sentence: str) -> po_file.File:
+        def entries() -> tuple[po_file.Entry, ...]:
+            read.append(name)
+            return (po_file.Entry("a", sentence, "Eins."),)
+
+        return po_file.File(name, entries)
+
+    found = catalog.Elsewhere([file("first", "One."), file("second", "Two.")], Graph())
+    assert found.get("Three.") is None
+    read.clear()
+    assert found["Two."].msgstr == "Eins."
+    assert read == ["second"]
