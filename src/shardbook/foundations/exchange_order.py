@@ -151,7 +151,7 @@ class Order:
             self.progress.started.append(step)
         self.rendezvous.issued = self.issued
         self.place = (step.kind, self.index)
-        if step.number == 0:
+        if not step.number:
             # A program that only evaluates never reduces. Without a limit to the count
             # each of its forward passes would be new, and would need rounds.
             self.passes = min(self.passes + 1, 64)

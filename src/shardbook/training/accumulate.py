@@ -186,7 +186,7 @@ def join(
     while True:
         batch = next(remaining, nothing)
         active = count(batch is not nothing, group)
-        if active == 0 or (shortest and active < world_size):
+        if not active or (shortest and active < world_size):
             return
         if last is nothing and active < world_size:
             raise ValueError(

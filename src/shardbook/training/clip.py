@@ -88,7 +88,6 @@ def clip_grad_norm_(
     return result
 
 
-@torch.no_grad()
 def limit(model: nn.Module, norm: Tensor, max_norm: float) -> None:
     """Scale all gradients so that their norm, now `norm`, is at most `max_norm`."""
     # As in PyTorch, the factor is at most 1, and the multiplication always takes place.

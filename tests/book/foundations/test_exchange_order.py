@@ -377,7 +377,8 @@ def under_a_tcp_store(culprit: int) -> str:
     store = store or dist.TCPStore("127.0.0.1", port[0], size, False)
     dist.barrier()
     dist.destroy_process_group()
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    # As a program names it that also has a backend for its GPUs.
+    dist.init_process_group("cpu:gloo", store=store, rank=rank, world_size=size)
     return one_leaves(culprit, 2, DEVIATIONS[0][1])
 
 

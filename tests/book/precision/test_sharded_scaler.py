@@ -490,8 +490,11 @@ def steps_in_the_backward_pass() -> None:
         with pytest.raises(RuntimeError, match=said):
             scaler.scale([loss])
         assert not model.state_dict()["weight"].any()
-        # Another model's loss is scaled all the same.
-        scaler.scale(plain(torch.ones(1)).sum()).backward()
+        # Another model's loss is scaled all the same, and of many paths to a node one is searched.
+        loss = plain(torch.ones(1)).sum()
+        for _ in range(64):
+            loss = loss + loss
+        scaler.scale(loss).backward()
         # A reentrant checkpoint hides the parameters.
         scaler.scale(checkpoint(model, inputs, use_reentrant=True).sum()).backward()
         assert model.state_dict()["weight"].unique().item() == -8.0

@@ -167,6 +167,30 @@ def a_rank_whose_parts_are_empty() -> None:
             assert clip_grad_norm_(model, 100.0, order).item() == norm
 
 
+def gradients_that_have_a_graph() -> None:
+    """As a program may set them. Nothing of the clipping is recorded in it."""
+    from shardbook import clip_grad_norm_, clip_grad_value_, shard
+
+    for stage in STAGES:
+        model = shard(chain(), stage=stage)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter, requires_grad=True)
+        assert not clip_grad_norm_(model, 1.0).requires_grad
+        clip_grad_value_(model, 0.01)
+        assert all(p.grad.is_leaf and p.grad.le(0.01).all() for p in model.parameters())
+
+
+def large_elements() -> None:
+    """The largest element needs no power, which FP64 could not hold."""
+    from shardbook import clip_grad_norm_, shard
+
+    for stage in STAGES:
+        model = shard(nn.Linear(2, 1, dtype=torch.float64), stage=stage)
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 1e200)
+        assert clip_grad_norm_(model, 1.0, math.inf).item() == 1e200
+
+
 def gradients_that_are_not_there() -> None:
     """No backward pass yet, nothing trainable, no parameter at all: the norm is zero, as torch says."""
     from shardbook import clip_grad_norm_, clip_grad_value_, shard
@@ -183,6 +207,8 @@ CASES = [
     values_are_limited,
     clipped_training_follows_unsharded_training,
     a_rank_whose_parts_are_empty,
+    gradients_that_have_a_graph,
+    large_elements,
     gradients_that_are_not_there,
 ]
 
@@ -270,6 +296,54 @@ def test_a_norm_sends_one_number_to_each_other_rank_and_stage_0_sends_nothing() 
     for stage_0, *others in ranks.run(3, sent_for_a_norm):
         assert stage_0 == {}
         assert others == [{"all-gather": 2 * 8}] * 3
+
+
+class Late:
+    """An exchange whose numbers are there once it has been waited for, as on a GPU."""
+
+    works = ()
+
+    def __init__(self, found: torch.Tensor, own: torch.Tensor, group: Any) -> None:
+        self.found, self.own = found.zero_(), own
+
+    def wait(self) -> None:
+        self.found.copy_(self.own)
+
+
+def two_numbers() -> None:
+    from shardbook import shard
+    from shardbook.training import clip
+
+    own = torch.tensor([1.0, 2.0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clip, "all_gather", Late)
+        assert torch.equal(clip.of_all_ranks(shard(chain()), own, "asking"), own)
+
+
+def test_the_numbers_of_the_ranks_are_waited_for() -> None:
+    ranks.run(1, two_numbers)
+
+
+def one_does_not_clip() -> str:
+    from shardbook import Disagreement, clip_grad_norm_, shard
+
+    rank, model = dist.get_rank(), shard(chain(), units=())
+    for step in range(2):
+        error(model, batch(rank, step)).backward()
+        clip_grad_norm_(model, 1.0)
+    error(model, batch(rank, 2)).backward()
+    with pytest.raises(Disagreement) as caught:
+        clip_grad_norm_(model, 1.0) if rank == 0 else error(model, batch(rank, 3))
+    return str(caught.value)
+
+
+def test_a_rank_that_does_not_clip_is_named() -> None:
+    """The others wait in an exchange by then, and learn of it all the same."""
+    first, second = ranks.run(2, one_does_not_clip, timeout=30)
+    assert first == second
+    assert first.startswith("rank 1, after ")
+    went = "rank 0 went on, as agreed before, to gather the norm of the gradients (parameter 0.weight) "
+    assert f"{went}as exchange 1 of its clipping pass" in first
 
 
 def refused_orders() -> list[str]:

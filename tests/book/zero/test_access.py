@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -381,6 +382,19 @@ def in_a_checkpoint(model: Pair, x: Tensor, block: Block) -> Tensor:
     return loss
 
 
+def in_a_reentrant_checkpoint(model: Pair, x: Tensor, block: Block) -> Tensor:
+    """The graph of the block is recorded in the backward pass, and read there."""
+
+    def features(x: Tensor) -> Tensor:
+        with block(model.left):
+            y: Tensor = model.left.features(x) * model.left.norm.weight
+        return y
+
+    y = checkpoint(features, x.requires_grad_(), use_reentrant=True)
+    loss: Tensor = model.right(y).square().mean()
+    return loss
+
+
 def a_unit_after_its_method(model: Pair, x: Tensor, block: Block) -> Tensor:
     with block(model):
         left = model.left(model.left.features(x))
@@ -391,6 +405,7 @@ def a_unit_after_its_method(model: Pair, x: Tensor, block: Block) -> Tensor:
 PROGRAMS = [
     in_the_models_own_forward,
     in_a_checkpoint,
+    in_a_reentrant_checkpoint,
     a_unit_after_its_method,
     as_clip_does,
     backward_in_the_block,
@@ -472,6 +487,10 @@ def reads_in_a_block(stage: int) -> None:
             assert_equal(dict(model.named_parameters()), dict(plain.named_parameters()))  # type: ignore[arg-type]
             assert torch.equal(model.left.features(x), plain.left.features(x))
             assert model.logit_scale.item() == plain.logit_scale.item()
+            alias = weakref.ref(model.left.inner.weight.data)
+        assert alias() is None, "what was read through .data is kept"
+        with torch.autograd.graph.disable_saved_tensors_hooks("no hooks here"), whole(model):
+            assert torch.equal(model.left.features(x), plain.left.features(x))
         with torch.no_grad(), whole(model.left):
             assert model.left.inner.weight.shape == (6, 6)
             assert (type(model.right.inner.weight) is Slice) == (stage > 0)
@@ -522,6 +541,9 @@ def reads_in_a_block(stage: int) -> None:
     if stage:
         with refused("has written", "left"), whole(model), torch.no_grad():
             model.left.inner.weight.zero_()
+        # The next block is not blamed for it.
+        with whole(model):
+            model(x)
     else:
         with whole(model), torch.no_grad():
             model.left.inner.weight.zero_()

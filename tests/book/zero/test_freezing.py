@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -220,13 +221,16 @@ def test_what_was_trained_before_it_was_frozen_keeps_its_gradient() -> None:
 
 
 def only_one_rank_freezes(stage: int) -> list[str]:
+    """It freezes one layer and trains another, so four parameters have changed."""
     from shardbook import Disagreement, shard
 
-    model = shard(chain(), stage=stage)
+    model = chain()
+    freeze(4)(model)
+    shard(model, stage=stage)
     toy(model, 0, 0).backward()
     model.zero_grad()
     if dist.get_rank() == 1:
-        model[2].requires_grad_(False)  # type: ignore[index]
+        freeze(2)(model)
     with pytest.raises(Disagreement) as caught:
         toy(model, 0, 1).backward()
     return [str(caught.value)]
@@ -237,9 +241,25 @@ def only_one_rank_freezes(stage: int) -> list[str]:
 def test_a_rank_that_freezes_alone_is_named_with_the_parameter(stage: int) -> None:
     first, second = ranks.run(2, only_one_rank_freezes, stage)
     assert first == second
-    assert "(requires_grad of 2.weight and 1 more changed" in first[0]
+    assert "(requires_grad of 2.weight and 3 more changed" in first[0]
     assert "rank 1" in first[0]
     assert "with the same requires_grad" in first[0]
+
+
+def changed_in_use() -> None:
+    """A change lasts that is made while a unit is whole, to the one object of a parameter or to the other."""
+    from shardbook import shard, whole
+
+    for stage, trains, to_whole in product(STAGES, (False, True), (False, True)):
+        model = shard(nn.Linear(4, 4), stage=stage)
+        own = model.weight.requires_grad_(not trains)
+        with whole(model):
+            (model.weight if to_whole else own).requires_grad_(trains)
+        assert own.requires_grad is trains, (stage, to_whole)
+
+
+def test_what_is_frozen_in_use_stays_frozen() -> None:
+    ranks.run(1, changed_in_use)
 
 
 def used_outside(stage: int) -> str:

@@ -203,6 +203,13 @@ def unfreezes(model: nn.Sequential) -> None:
     model(DATA.to(torch.complex64))
 
 
+def keeps(model: nn.Sequential) -> None:
+    kept: list[Tensor] = []
+    model[1].register_forward_hook(lambda layer, *_: kept.append(layer.weight))
+    model(DATA)
+    kept[0].sum()
+
+
 def splits_late(model: nn.Sequential) -> None:
     optimizer = torch.optim.AdamW(groups_by_shape(model))
     model(DATA).sum().backward()
@@ -222,6 +229,7 @@ TOLD: list[tuple[Callable[[nn.Sequential], None], int, str]] = [
     (waits, 3, r"^the gradient of 0\.weight has not been averaged"),
     (steps_within, 3, r"^0\.weight is in the middle of a forward or backward pass"),
     (reads, 0, r"^0\.weight was used outside of its unit's forward pass"),
+    (keeps, 3, r"^0\.weight of unit the root was kept in its forward pass"),
     (hooks, 3, r"^the gradient hook on 0\.weight in unit the root would never be called"),
     (moves, 3, r"^0\.weight in unit the root has left its shard"),
     (unfreezes, 3, r"^0\.weight in unit the root is complex and cannot be trained"),

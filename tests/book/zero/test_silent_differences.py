@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import UserDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -158,6 +159,13 @@ def memory_is_read_only_while_the_unit_is_whole() -> None:
     assert "freed" in repr(seen[0])
     with refused("read after it, when its memory is freed"):
         seen[0].data.sum()
+    with refused("read after it, when its memory is freed"):
+        assert 1.0 in seen[0]
+    del other
+    # An error refers to the frames in which it was raised, and they to the error.
+    gc.collect()
+    with refused("a parameter was read after its model was dropped"):
+        seen[0].sum()
 
 
 # --- The parameters themselves ---
