@@ -76,9 +76,8 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -241,7 +240,6 @@ class Unit:
         flat.keep_part(self.rank, apart=self.splits.parameters)
         if self.splits.parameters:
             resize(flat.full, 0)
-            set_class(flat.whole, Freed)
 
     @property
     def pending(self) -> tuple[Flat, ...]:
@@ -644,9 +642,7 @@ class Bundle:
         if piece is None:
             return True
         for unit in self.units:
-            if unit.usage is not None:
-                unit.usage.settle([unit])
-                unit.usage = None
+            unit.usage = None
         return False
 
     def parts(self, piece: Tensor) -> list[Tensor]:
@@ -687,7 +683,7 @@ def bundles(
         `None` for a unit that is exchanged by itself
     """
     group: list[Unit] = []
-    room, kind = 0, None
+    room, kind = most, None
     for unit in units:
         before, (kind, nbytes) = kind, alike(unit)
         room -= nbytes
@@ -744,8 +740,7 @@ def gather_together(units: Sequence[Unit]) -> None:
         unit.comes_with(rest)
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(NamedTuple):
     """What the ranks split between them, instead of keeping it whole on each.
 
     :param optimizer: the parameters that the optimizer trains, and its state for them

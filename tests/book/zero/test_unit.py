@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections import Counter
+from itertools import pairwise, product
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 import ranks
-from shardbook.foundations.collectives import Groups, PendingGather, PendingReduce
+from shardbook.foundations.collectives import BETWEEN_COPIES, Groups, PendingGather, PendingReduce
 from shardbook.zero.flat import Flat, version_of
 from shardbook.zero.scheduler import scheduler_of
-from shardbook.zero.unit import State, bundles, reduced_alike
+from shardbook.zero.unit import BUNDLE, STAGES, State, bundles, gathered_alike, reduced_alike
 
 DATA = torch.arange(8.0).view(2, 4)
 
@@ -40,19 +41,21 @@ class Model(nn.Module):
 FIRST = {"the root": "scale", "first": "first.0.weight", "second": "second.0.weight"}
 
 
-def names_of_the_exchanges(stage: int, copies: int) -> set[tuple[str, ...]]:
-    """What goes over the wire in two steps and a clipping: the kind, the unit, and its first parameter."""
+def names_of_the_exchanges(stage: int, copies: int) -> Counter[tuple[str, ...]]:
+    """How often each goes over the wire in two steps and a clipping: the kind, the unit, and its first
+    parameter.
+    """
     from shardbook import clip_grad_norm_, shard
     from shardbook.zero.scheduler import scheduler_of
 
     world = torch.distributed.get_world_size()
     mesh = init_device_mesh("cpu", (copies, world // copies)) if copies > 1 else None
     model = shard(Model(), units=nn.Sequential, stage=stage, mesh=mesh)
-    order, said = scheduler_of(model).order, set()
+    order, said = scheduler_of(model).order, Counter[tuple[str, ...]]()
 
     def before(*arguments: str, real: Any = order.before) -> None:
         if arguments[1]:
-            said.add(arguments)
+            said[arguments] += 1
         real(*arguments)
 
     order.before = before  # type: ignore[method-assign]
@@ -71,10 +74,11 @@ def names_of_the_exchanges(stage: int, copies: int) -> set[tuple[str, ...]]:
 
 
 def only_what_is_watched_is_waited_for(order: Any) -> None:
-    """A wait that nobody watches lasts for ever if another rank has left."""
+    """A wait that nobody watches lasts for ever if another rank has left. None is for what has arrived."""
     watched: dict[int, Any] = {}
 
     def watch(works: Any, real: Any = order.watch) -> None:
+        assert works
         watched.update({id(work): work for work in works})
         real(works)
 
@@ -95,29 +99,32 @@ PENDING: list[Any] = [PendingGather, PendingReduce]
 REAL: dict[Any, Any] = {}
 
 
-def in_all_ways() -> list[set[tuple[str, ...]]]:
+def in_all_ways() -> list[Counter[tuple[str, ...]]]:
     return [names_of_the_exchanges(*way) for way in WAYS]
 
 
-WAYS = [(0, 1), (1, 1), (2, 1), (3, 1), (3, 2)]
+WAYS = [(0, 1), (1, 1), (2, 1), (3, 1), (1, 2), (3, 2)]
 
 
 @pytest.mark.full
 def test_every_exchange_is_agreed_under_the_name_of_its_units_first_parameter() -> None:
     # The unit whose backward pass runs first comes first.
     units = "second, first, the root"
-    together = {("compare", f"the used parameters of {units}", FIRST["second"])}
-    clipping = {("gather", "the norm of the gradients", FIRST["the root"])}
-    each = {kind: {(kind, *unit) for unit in FIRST.items()} for kind in ("gather", "reduce")}
-    sharded = together | clipping | each["gather"] | each["reduce"]
+    rest = Counter({("compare", f"the used parameters of {units}", FIRST["second"]): 2})
+    rest["gather", "the norm of the gradients", FIRST["the root"]] = 2
     for found in ranks.run(4, in_all_ways):
-        for way, said in zip(WAYS, found, strict=True):
-            if way[1] > 1:
-                between = {call for call in said if call[0] not in ("gather", "reduce", "compare")}
-                assert {call[1:] for call in between} == set(FIRST.items()), between
-                said = said - between
-            expected = sharded if way[0] else {("reduce", "the gradients", FIRST["the root"])}
-            assert said == expected, (way, said ^ expected)
+        for (stage, copies), said in zip(WAYS, found, strict=True):
+            expected = Counter({("reduce", "the gradients", FIRST["the root"]): 2})
+            if stage:
+                # For the backward pass only stage 3 gathers again.
+                often = {"gather": 4 if stage == 3 else 2, "reduce": 2}
+                each = {(kind, *unit): often[kind] for kind, unit in product(often, FIRST.items())}
+                expected = rest + Counter(each)
+            if copies > 1:
+                # What was reduced together is averaged under the name of its first unit.
+                leads = {name: FIRST[name] for name in (["second"] if stage == 1 else FIRST)}
+                expected.update({(kind, *unit): 2 for kind, unit in product(BETWEEN_COPIES, leads.items())})
+            assert said == expected, ((stage, copies), said - expected, expected - said)
 
 
 def what_is_refused() -> None:
@@ -200,6 +207,27 @@ def test_after_a_step_no_unit_knows_what_was_used() -> None:
     ranks.run(2, what_was_used_is_forgotten)
 
 
+def names_of_bundles() -> list[list[str]]:
+    from shardbook import shard
+
+    model, found = shard(Model(), units=nn.Sequential, stage=1), []
+    for frozen in ("", "scale", "first"):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(parameter.requires_grad and name.split(".")[0] != frozen)
+        model(DATA.clone().requires_grad_()).sum().backward()
+        found.append([unit.exchanged_as for unit in scheduler_of(model).units])
+    return found
+
+
+def test_units_that_are_exchanged_together_are_known_by_the_first_until_they_go_alone() -> None:
+    for found in ranks.run(2, names_of_bundles):
+        assert found == [
+            ["second and 2 more", "second and 2 more", "second and 2 more"],
+            ["second and 2 more", "second and 1 more", "second and 1 more"],
+            ["second and 2 more", "second and 1 more", "second"],
+        ]
+
+
 class Aside(Model):
     """The result of the first layer has no part in the loss."""
 
@@ -280,28 +308,71 @@ def test_of_a_vector_that_was_sent_no_memory_stays_even_if_somebody_refers_to_it
     ranks.run(2, what_was_sent_is_freed)
 
 
-@given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from([None, (torch.float32,), (torch.float16,)]))))
+def unit_of(size: int, dtypes: tuple[torch.dtype, ...], cut: bool = True) -> Any:
+    """A unit with a vector of each dtype. Without a dtype it has one on which a function acts, and which is
+    there already.
+
+    :param cut: whether each rank keeps its part of the vectors
+    """
+    flats = [
+        SimpleNamespace(
+            layout=SimpleNamespace(padded=size),
+            sends_in=dtype,
+            full=SimpleNamespace(dtype=dtype),
+            sliced=cut,
+        )
+        for dtype in dtypes or (torch.float32,)
+    ]
+    return SimpleNamespace(
+        kind=dtypes if len(dtypes) == 1 and cut else None,
+        splits=STAGES[3],
+        after_reduce=[] if dtypes else [print],
+        fresh=not dtypes,
+        home="here",
+        pending=flats,
+        filled=flats,
+        nbytes=sum(size * flat.sends_in.itemsize for flat in flats),
+    )
+
+
+F16, F32 = torch.float16, torch.float32
+Kinds = list[tuple[int, tuple[torch.dtype, ...], bool]]
+
+
+@pytest.mark.parametrize("alike", [reduced_alike, gathered_alike])
+@given(
+    kinds=st.lists(
+        st.tuples(
+            st.integers(0, 6),
+            st.sampled_from([(), (F32,), (F16,), (F32, F16)]),
+            st.sampled_from([True, True, False]),
+        )
+    ),
+    most=st.integers(20, 21),
+)
+@example(kinds=[(5, (F16,), True), (5, (F16,), True)], most=20)
+@example(kinds=[(5, (F16,), True), (6, (F16,), True)], most=21)
+@example(kinds=[(1, (F16,), False), (1, (F16,), False)], most=20)
 def test_neighbours_of_one_kind_are_exchanged_together_as_far_as_there_is_room(
-    kinds: list[tuple[int, tuple[torch.dtype, ...] | None]],
+    alike: Any, kinds: Kinds, most: int
 ) -> None:
-    """A unit on which a function acts, here one without a kind, is exchanged by itself."""
-    splits = SimpleNamespace(gradients=False, optimizer=True)
-
-    def unit_of(size: int, kind: Any) -> Any:
-        (dtype,) = kind or (torch.float32,)
-        flat = SimpleNamespace(layout=SimpleNamespace(padded=size), sends_in=dtype, sliced=True)
-        acts = [] if kind else [print]
-        nbytes = dtype.itemsize * size
-        return SimpleNamespace(kind=kind, splits=splits, after_reduce=acts, pending=[flat], nbytes=nbytes)
-
+    """By themselves go those of two dtypes, those that every rank has whole, and those on which functions act
+    or that are there already.
+    """
     units = [unit_of(*each) for each in kinds]
-    groups = [*bundles(units, 20, reduced_alike)]
+    groups = [*bundles(units, most, alike)]
     assert [each for group in groups for each in group] == units
     nbytes = [sum(each.nbytes for each in group) for group in groups]
     for group, size in zip(groups, nbytes, strict=True):
-        assert len(group) == 1 or (size <= 20 and {each.kind for each in group} == {group[0].kind} - {None})
+        assert len(group) == 1 or (size <= most and {each.kind for each in group} == {group[0].kind} - {None})
     for (one, after), size in zip(pairwise(groups), nbytes, strict=False):
-        assert one[0].kind is None or one[0].kind != after[0].kind or size + after[0].nbytes > 20
+        assert one[0].kind is None or one[0].kind != after[0].kind or size + after[0].nbytes > most
+
+
+def test_together_units_exchange_up_to_4_mib_of_gradients() -> None:
+    for numel, groups in ((2**19, 1), (2**19 + 1, 2)):
+        units = [unit_of(numel, (F32,)) for _ in range(2)]
+        assert len([*bundles(units, BUNDLE, reduced_alike)]) == groups
 
 
 def test_a_write_to_a_parameter_and_a_step_make_it_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
