@@ -146,8 +146,9 @@ class Scheduler:
         # without. The two may differ, for example if a model leaves units out in an
         # evaluation.
         self.orders: dict[bool, list[Unit]] = {True: [], False: []}
-        self.grad = True
-        self.route = self.back = Route()
+        self.grad: bool
+        self.route: Route
+        self.back: Route
         # The units whose forward pass has ended since the last backward pass. After an
         # evaluation with gradients enabled, no backward pass empties the record, so its
         # length is limited.
@@ -197,7 +198,7 @@ class Scheduler:
         if not in_backward() and len(self.calls.calls) == 1:
             missed = next(self.route.ahead(1), None)
             if missed is not None:
-                self.warn(missed, "the pass ended")
+                self.warn(missed, "the pass ended", self.route.seen)
             self.orders[self.grad] = self.route.seen
 
     def model_ends(self, *_: object) -> None:
@@ -237,7 +238,7 @@ class Scheduler:
         expected = self.route.reach(unit)
         following = list(self.route.ahead(self.prefetch.depth, self.prefetch.together))
         if expected is not None:
-            self.warn(expected, f"{unit.name} ran")
+            self.warn(expected, f"{unit.name} ran", self.route.seen[:-1])
             for other in self.units:
                 if other.state is State.GATHERING and other not in following:
                     other.free()
@@ -324,7 +325,6 @@ class Scheduler:
         """
         if not unit.pending:
             # All of its parameters are frozen.
-            self.exchanged[unit] = None
             return
         kind, nbytes = reduced_alike(unit)
         room = self.prefetch.together - nbytes
@@ -350,9 +350,7 @@ class Scheduler:
         computes faster than it exchanges would hold the gradients of all units at once.
         """
         self.advance()
-        if Scheduler.going_on and any(
-            flat.reducing for unit in units for flat in unit.trainable
-        ):
+        if any(flat.reducing for unit in units for flat in unit.trainable):
             self.complete()
         for unit in units:
             # Functions in `after_reduce` act on a mean as soon as it arrives. They need to
@@ -361,7 +359,8 @@ class Scheduler:
                 unit.usage = Usage([unit], self)
             self.exchanged[unit] = None
             self.kept.pop(unit, None)
-        exchange = Bundle(units) if len(units) > 1 else units[0]
+        first, *others = units
+        exchange = Bundle(units) if others else first
         exchange.reduce()
         Scheduler.in_flight = exchange
 
@@ -422,8 +421,7 @@ class Scheduler:
         if not self.syncing:
             return
         usage = Usage.at_the_end(self)
-        late = usage.late
-        for units in bundles(late, BUNDLE, reduced_alike) if late else ():
+        for units in bundles(usage.late, BUNDLE, reduced_alike):
             self.exchange(*units)
         self.late.clear()
         self.complete()
@@ -442,7 +440,7 @@ class Scheduler:
 
     # sidelit: depth Units that run in another order than in the last forward pass.
 
-    def warn(self, expected: Unit, instead: str) -> None:
+    def warn(self, expected: Unit, instead: str, before: Sequence[Unit]) -> None:
         """Warn once that the order of the units changes.
 
         The results are right all the same, and the new order is the one that is
@@ -450,13 +448,14 @@ class Scheduler:
 
         :param expected: the unit that was expected
         :param instead: what happened, for the message
+        :param before: the units that had run before
         """
         # Without a prefetch nothing was gathered in vain, and stage 0 gathers nothing.
         if not self.warned and self.prefetch.depth and expected.stage:
             self.warned = True
             warnings.warn(
                 f"the units run in another order than in the last forward pass: after "
-                f"{self.route.seen[-2].name if len(self.route.seen) > 1 else 'the start'} "
+                f"{before[-1].name if before else 'the start'} "
                 f"{expected.name} was expected, but {instead}; a unit that was "
                 "gathered in vain costs time, so prefetch=0 may be faster",
                 stacklevel=calls_from_outside(),
@@ -497,12 +496,13 @@ def scheduler_of(model: nn.Module) -> Scheduler:
         )
     if not schedulers:
         raise ValueError(f"this {name} is not sharded; call shard(model) first")
-    if len(schedulers) > 1:
+    first, *others = schedulers
+    if others:
         raise ValueError(
             f"{len(schedulers)} parts of this {name} were sharded apart; "
             "call shard once, on the whole model"
         )
-    return schedulers[0]
+    return first
 
 
 # sidelit: core
@@ -526,7 +526,7 @@ def scheduler_of(model: nn.Module) -> Scheduler:
 
 
 # The most forward passes of units that are recorded for one backward pass.
-MOST = 2**14
+MOST = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -691,14 +691,12 @@ def recover(scheduler: Scheduler) -> None:
         return
     take_interrupted_away()
     for unit in scheduler.units:
-        if unit.shown or unit.state is not State.SHARDED:
-            unit.free()
+        unit.free()
     if scheduler.passes:
         forget(scheduler)
     for unit in scheduler.units:
         expire(scheduler, unit)
-    if Scheduler.in_flight or Scheduler.going_on:
-        scheduler.give_up_exchanges()
+    scheduler.give_up_exchanges()
 
 
 def start_alone(scheduler: Scheduler, unit: Unit) -> None:

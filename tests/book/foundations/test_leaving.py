@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import warnings
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch.distributed as dist
 
 import ranks
 from book.toys import batch, chain, error
-from shardbook import Disagreement, shard
+from shardbook import Disagreement, no_sync, shard, step_in_backward
 from shardbook.foundations.watchdog import leave
 from shardbook.zero.scheduler import scheduler_of
 from tiers import rows
@@ -55,7 +56,7 @@ def test_a_rank_whose_batches_ran_out_is_named(stage: int) -> None:
 
 
 def goes_on_alone(how: str) -> str:
-    """Rank 1 is through with its batches, and evaluates, or calls a layer by itself."""
+    """Rank 1 is through with its batches, and evaluates, or calls a layer, or keeps its gradients."""
     warnings.simplefilter("ignore")
     rank = dist.get_rank()
     model = shard(chain())
@@ -68,19 +69,50 @@ def goes_on_alone(how: str) -> str:
         if rank and how == "separate 0"
         else partial(error, model, batch(rank, 2))
     )
+    if how == "accumulating backward":
+        loss = error(model, batch(rank, 2))
+        with pytest.raises(Disagreement) as caught, no_sync(model) if rank else nullcontext():
+            loss.backward()
+        return str(caught.value)
     with pytest.raises(Disagreement) as caught, torch.set_grad_enabled(rank == 0):
         called()
     return str(caught.value)
 
 
-@pytest.mark.parametrize("how", ["evaluation", "separate 0"])
+@pytest.mark.parametrize("how", ["evaluation", "separate 0", "accumulating backward"])
 def test_a_rank_that_has_gone_on_to_something_else_is_named_on_every_rank(how: str) -> None:
     first, second = ranks.run(2, goes_on_alone, how)
     assert first == second
     # Of the two, the rank that came first is named first.
     kinds = [re.search(f"rank {rank}\\b.*? its ([\\w ]+) pass", first) for rank in range(2)]
-    assert [kind and kind[1] for kind in kinds] == ["forward", how], first
+    usual = "backward" if "backward" in how else "forward"
+    assert [kind and kind[1] for kind in kinds] == [usual, how], first
     assert first.endswith(UNEVEN)
+
+
+class Cut(torch.nn.Sequential):
+    """On one rank, no gradient comes to the first layer."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self[0](x)
+        y: torch.Tensor = self[1](x.detach() if dist.get_rank() else x)
+        return y
+
+
+def leaves_out_the_last_unit() -> str:
+    """Each unit steps by itself, so the ranks compare nothing at the end of the backward pass."""
+    model = shard(Cut(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)), stage=2, units=torch.nn.Linear)
+    step_in_backward(model, partial(torch.optim.SGD, lr=0.1))
+    loss = model(torch.ones(2, 4)).sum()
+    with pytest.raises(Disagreement) as caught:
+        loss.backward()
+    return str(caught.value)
+
+
+def test_the_backward_pass_of_a_rank_that_leaves_out_the_last_unit_does_not_end() -> None:
+    first, second = ranks.run(2, leaves_out_the_last_unit)
+    assert first == second
+    assert "is about to compare the used parameters of 0" in first
 
 
 # A process that has imported torch._dynamo may be aborted at its end, because the threads of gloo still run.

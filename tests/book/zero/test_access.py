@@ -668,17 +668,15 @@ def unsupported() -> None:
             left: Tensor = model(x)[0].sum()
             return left
 
-        for transform in (
-            lambda: torch.vmap(of_input)(x),
-            lambda: torch.func.grad(of_input)(x),
-            # A unit by itself, outside of the model's forward pass.
-            partial(torch.func.grad(lambda x, unit=model.left: unit(x).sum()), x),
-        ):
-            with refused("is sharded", "torch.func"):
-                transform()
-        with refused("is sharded", "exported"):
+        for transform in (torch.vmap(of_input), torch.func.grad(of_input)):
+            with refused("this model is sharded", "torch.func"):
+                transform(x)
+        # A unit by itself, outside of the model's forward pass.
+        with refused("left is sharded", "torch.func"):
+            torch.func.grad(lambda x, unit=model.left: unit(x).sum())(x)
+        with refused("this model is sharded", "exported"):
             torch.export.export(small, (x,))
-        with refused("is sharded", "exported"):
+        with refused("this model is sharded", "exported"):
             torch.fx.experimental.proxy_tensor.make_fx(small)(x)
         others = {name: torch.zeros_like(p) for name, p in small.named_parameters()}
         with refused("was replaced", "weight"):

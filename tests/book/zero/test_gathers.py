@@ -128,6 +128,10 @@ def counts(prefetch: int) -> dict[str, list[list[int]]]:
     for row, (step, how, *_) in ROWS.items():
         for stage in (1, 2, 3):
             model = made(how, stage, prefetch)
+            # As after many steps: a version is no small number.
+            with torch.no_grad():
+                for _ in range(300):
+                    torch._foreach_mul_(list(model.parameters()), 1)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             for _ in range(2):
                 with ledger() as book:

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 import ranks
 from book.reference import (
@@ -415,14 +416,14 @@ def a_zero_grad_of_its_own() -> None:
         assert all(parameter.grad is None for parameter in model.parameters()), stage
 
 
-def sent_before_the_first_layer(model: Any, fails: bool = False) -> int:
-    """The bytes of gradients that are sent by the time that the backward pass arrives at the first layer."""
+def sent_before_the_first_layer(model: Any, fails: bool = False) -> dict[str, int]:
+    """The bytes that are sent by the time that the backward pass arrives at the first layer."""
     from shardbook.foundations.collectives import ledger
 
-    sent: list[int] = []
+    sent: list[dict[str, int]] = []
 
     def arrive(_: Tensor) -> None:
-        sent.append(book.sent.get("reduce-scatter", 0))
+        sent.append(dict(book.sent))
         if fails:
             raise Failure
 
@@ -436,14 +437,22 @@ def sent_before_the_first_layer(model: Any, fails: bool = False) -> int:
 
 
 def as_early_as_before() -> None:
-    """The step after a failure exchanges the gradients of each unit while the backward pass goes on."""
+    """The step after a failure gathers ahead, and exchanges gradients, while the backward pass goes on."""
     from shardbook import shard
 
     for stage in (2, 3):
-        model = shard(nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)]), stage=stage, units=nn.Linear)
+        layers = [nn.Linear(4, 4) for _ in range(4)]
+        model: Any = shard(nn.Sequential(*layers), stage=stage, units=nn.Linear)
         usual = sent_before_the_first_layer(model)
-        assert usual > 0
+        assert usual["reduce-scatter"] > 0
         assert sent_before_the_first_layer(model, fails=True) == usual
+        assert sent_before_the_first_layer(model) == usual, stage
+        # These layers do not even begin their backward pass.
+        handle = model[2].register_forward_hook(lambda *passed: passed[-1].register_hook(fails) and None)
+        with pytest.raises(Failure):
+            model(torch.ones(2, 4)).sum().backward()
+        handle.remove()
+        model.zero_grad()
         assert sent_before_the_first_layer(model) == usual, stage
 
 
@@ -483,19 +492,93 @@ def a_penalty_after_a_failure() -> None:
 
 
 def nothing_waits_after_a_failure() -> None:
-    """What the failed micro-batch had kept is dropped, so the next step compares nothing that waited."""
-    from shardbook import no_sync, shard
+    """What the failed pass had kept is dropped, so the next step compares nothing that waited."""
+    from shardbook import Prefetch, no_sync, shard
     from shardbook.zero.scheduler import scheduler_of
     from shardbook.zero.unused import Usage
 
     for stage in STAGES[1:]:  # Stage 0 compares in each step.
-        model = shard(chain(), stage=stage)
+        model = shard(chain(), stage=stage, prefetch=Prefetch(together=2**16))
+        scheduler = scheduler_of(model)
+        interrupted(model, "backward")
+        assert scheduler.late
         with no_sync(model):
             interrupted(model, "backward")
-        assert scheduler_of(model).kept
+        assert scheduler.kept
+        assert scheduler.failed
+        loss = toy_loss(model, dist.get_rank(), 1)
+        for left in (scheduler.late, scheduler.kept, scheduler.passes, scheduler.failed):
+            assert not left, stage
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Usage, "refuse_changes", fails)
-            toy_loss(model, dist.get_rank(), 1).backward()
+            loss.backward()
+
+
+def no_exchange_of_a_failure_is_waited_for() -> None:
+    """On a mesh several are under way. Another pass gives them up, of this model or of any other."""
+    from shardbook import shard, step_in_backward
+    from shardbook.zero.scheduler import Scheduler, scheduler_of
+
+    def assert_none(*_: Any) -> None:
+        assert Scheduler.in_flight is None
+        assert not Scheduler.going_on
+
+    mesh = init_device_mesh("cpu", (2, 1))
+    for stage in (2, 3):
+        first, model, other = (shard(chain(), stage=stage, mesh=mesh) for _ in range(3))
+        handle = first.get_submodule("3").register_forward_hook(
+            lambda *passed: passed[-1].register_hook(assert_none) and None
+        )
+        loss = toy_loss(first, dist.get_rank(), 1)
+        handle.remove()
+        loss.backward(retain_graph=True)
+        step_in_backward(model, partial(torch.optim.SGD, lr=0.1))
+        units = scheduler_of(model).units
+        for failed, following in (
+            (first, loss.backward),
+            (model, partial(toy_loss, other, dist.get_rank(), 1)),
+            (model, partial(toy_loss, model, dist.get_rank(), 1)),
+        ):
+            interrupted(failed, "backward")
+            assert Scheduler.in_flight is not None
+            assert Scheduler.going_on
+            assert failed is first or any(unit.usage for unit in units)
+            following()
+            assert_none()
+        assert not any(unit.usage for unit in units)
+
+
+class GoesOn(nn.Sequential):
+    """Calls some of its layers, also after one of them was interrupted."""
+
+    def forward(self, x: Tensor, *which: int) -> Tensor:
+        for number in which:
+            with suppress(KeyboardInterrupt):
+                x = self[number](x)
+        return x
+
+
+def no_hooks_of_saved_tensors_are_left() -> None:
+    """The interrupted layer is called again, or another one, in the model's forward pass or by itself."""
+    from shardbook import shard
+    from shardbook.zero.demand import here
+
+    def interrupt(*_: Any) -> None:
+        if armed:
+            armed.pop()
+            raise KeyboardInterrupt
+
+    armed: list[bool] = []
+    model: Any = shard(GoesOn(nn.Linear(4, 4), nn.Linear(4, 4)), units=nn.Linear, prefetch=0)
+    model[1].register_forward_pre_hook(interrupt)
+    x = torch.ones(2, 4)
+    for following in (None, partial(model, x, 0), partial(model[0], x)):
+        armed.append(True)
+        model(x, 1) if following else model(x, 1, 1)
+        if following:
+            assert here.pairs
+            following()
+        assert not here.pairs
 
 
 def fails(_: Any) -> None:
@@ -505,6 +588,8 @@ def fails(_: Any) -> None:
 CASES = [
     a_penalty_after_a_failure,
     nothing_waits_after_a_failure,
+    no_exchange_of_a_failure_is_waited_for,
+    no_hooks_of_saved_tensors_are_left,
     no_zero_is_left_for_what_was_dropped,
     as_early_as_before,
     own_parameters_after_a_failed_backward_pass,

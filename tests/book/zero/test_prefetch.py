@@ -298,10 +298,9 @@ def test_a_route_is_followed_left_and_taken_up_again() -> None:
     assert list(Route().ahead(1)) == []
 
 
-def warned(seen: str, levels: int = 0) -> warnings.WarningMessage:
+def warned(before: str, levels: int = 0) -> warnings.WarningMessage:
     """The warning about `b`, when a program calls the model through so many of PyTorch's own functions."""
     chain, units = Scheduler(None, Prefetch()), {name: unit(name) for name in "abcd"}  # type: ignore[arg-type]
-    chain.route.seen = [units[name] for name in seen]
     act: Any = chain.warn
     for module in ["torch.nn.modules"] * levels + ["program"]:
         space: dict[str, Any] = {"__name__": module, "act": act}
@@ -309,17 +308,82 @@ def warned(seen: str, levels: int = 0) -> warnings.WarningMessage:
         act = space["call"]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        act(units["b"], "another ran")
-        act(units["b"], "another ran")
+        for _ in range(2):
+            act(units["b"], "another ran", [units[name] for name in before])
     (only,) = caught
     return only
 
 
+@pytest.mark.parametrize(("before", "after"), [("", "the start"), ("a", "a"), ("da", "a"), ("aad", "d")])
+def test_a_surprise_is_told_with_the_unit_before_it(before: str, after: str) -> None:
+    assert f"after {after} b was expected, but another ran" in str(warned(before).message)
+
+
+class Cut(torch.nn.Sequential):
+    """Runs only some of its layers."""
+
+    def forward(self, x: torch.Tensor, *which: int) -> torch.Tensor:
+        for number in which:
+            x = self[number](x)
+        return x
+
+
+def surprises(*which: int) -> list[str]:
+    """What is told if the layers 0 to 4 are expected and these run."""
+    from shardbook import shard
+
+    model = shard(Cut(*(torch.nn.Linear(2, 2) for _ in range(5))), units=torch.nn.Linear)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model(torch.ones(1, 2), *range(5))
+        model(torch.ones(1, 2), *which)
+    return [str(each.message) for each in caught]
+
+
+def states_in(layer: int, *which: int) -> tuple[list[str], list[str]]:
+    """The layers that are on the way while one computes, and those after the backward pass."""
+    from shardbook import shard
+    from shardbook.zero.scheduler import scheduler_of
+
+    warnings.simplefilter("ignore")
+    model = shard(Cut(*(torch.nn.Linear(2, 2) for _ in range(6))), units=torch.nn.Linear, prefetch=2)
+    units = scheduler_of(model).units
+
+    def ahead() -> list[str]:
+        return [unit.name for unit in units if unit.state is State.GATHERING]
+
+    x, found = torch.ones(1, 2, requires_grad=True), []
+    model(x, *range(5))
+    model[layer].register_forward_hook(lambda *_: found.append(ahead()))
+    model(x, *which).sum().backward()
+    return found[0], ahead()
+
+
 @pytest.mark.parametrize(
-    ("seen", "after"), [("", "the start"), ("c", "the start"), ("ac", "a"), ("dac", "a"), ("aadc", "d")]
+    ("layer", "which", "expected"),
+    [
+        (2, (0, 2, 3, 4), ["3", "4"]),  # 1 is given back.
+        (5, (0, 5, 1, 2), ["1", "2"]),  # 5 is a surprise, and 1 and 2 are still expected.
+    ],
 )
-def test_a_surprise_is_told_with_the_unit_before_it(seen: str, after: str) -> None:
-    assert f"after {after} b was expected, but another ran" in str(warned(seen).message)
+def test_after_a_surprise_only_what_is_still_expected_is_on_its_way(
+    layer: int, which: tuple[int, ...], expected: list[str]
+) -> None:
+    assert ranks.run(1, states_in, layer, *which) == [(expected, [])]
+
+
+@pytest.mark.parametrize(
+    ("which", "told"),
+    [
+        ((0, 1, 2), "after 2 3 was expected, but the pass ended"),
+        ((0, 1, 2, 4), "after 2 3 was expected, but 4 ran"),
+        ((1,), "after the start 0 was expected, but 1 ran"),
+        ((), "after the start 0 was expected, but the pass ended"),
+    ],
+)
+def test_a_pass_that_ends_early_is_told_with_its_last_unit(which: tuple[int, ...], told: str) -> None:
+    ((message,),) = ranks.run(1, surprises, *which)
+    assert told in message
 
 
 @pytest.mark.parametrize("levels", range(6))
@@ -331,7 +395,7 @@ def test_where_nothing_is_gathered_ahead_nothing_is_told() -> None:
     for prefetch, stage in ((Prefetch(0), 3), (Prefetch(1), 0)):
         chain, surprise = Scheduler(None, prefetch), unit("b")  # type: ignore[arg-type]
         surprise.stage = stage
-        chain.warn(surprise, "another ran")
+        chain.warn(surprise, "another ran", [])
 
 
 def test_a_program_that_only_evaluates_is_remembered_for_some_passes() -> None:

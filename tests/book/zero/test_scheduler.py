@@ -10,7 +10,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,11 +19,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 import ranks
 from book.live import LiveStorages
 from book.reference import assert_all_sharded, assert_same_values, without_gradient
+from book.zero.test_hooks import InARow
 from shardbook import Prefetch
 from tiers import rows
 
@@ -102,6 +104,7 @@ def assert_clean(model: nn.Module) -> None:
     assert Scheduler.in_flight is None
     assert not scheduler.passes
     assert not scheduler.late
+    assert not scheduler.kept
     for unit in scheduler.units:
         assert unit.state is State.SHARDED, unit.name
         for flat in unit.flats:
@@ -1111,6 +1114,121 @@ def test_branches_are_freed_one_by_one_in_the_backward_pass() -> None:
     ranks.run(2, whole_in_backward)
 
 
+def at_the_end_of_a_backward_pass() -> None:
+    """Also of one inside another: nothing is in flight, not even what was gathered in vain."""
+    from shardbook import shard
+    from shardbook.zero.scheduler import Scheduler, scheduler_of
+
+    for stage in (1, 3):
+        model: Any = shard(Ignores(), units=Unit, stage=stage)
+        scheduler, inner = scheduler_of(model), model(data(1)).sum()
+
+        def run_another(
+            _: Tensor, scheduler: Any = scheduler, inner: Tensor = inner, stage: int = stage
+        ) -> None:
+            inner.backward()
+            assert Scheduler.in_flight is None
+            # What stage 1 exchanges at the end waits for the end of the outer one.
+            assert bool(scheduler.late) is (stage == 1)
+
+        handle = model.units[0].register_forward_hook(
+            lambda *passed, act=run_another: passed[-1].register_hook(act) and None
+        )
+        outer = model(data(0)).sum()
+        handle.remove()
+        outer.backward()
+        assert_clean(model)
+
+
+def test_at_the_end_of_a_backward_pass_nothing_is_in_flight() -> None:
+    ranks.run(2, at_the_end_of_a_backward_pass)
+
+
+def two_exchanges_of_a_layer_in_one_pass() -> None:
+    """A second pass through one graph exchanges each use, the second before the copies have a mean."""
+    from shardbook import shard
+
+    for stage in (2, 3):
+        models = [InARow(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)) for _ in range(2)]
+        models[1].load_state_dict(models[0].state_dict())
+        shard(models[1], units=nn.Linear, stage=stage, mesh=init_device_mesh("cpu", (2, 1)))
+        for model in models:
+            loss = model(torch.ones(3, WIDTH, requires_grad=True)).sum()
+            loss.backward(retain_graph=True)
+            loss.backward()
+        for one, other in zip(*(model.parameters() for model in models), strict=True):
+            torch.testing.assert_close(one.grad.flatten(), other.grad)
+
+
+def test_the_exchange_of_a_first_use_ends_before_that_of_the_second_begins() -> None:
+    ranks.run(2, two_exchanges_of_a_layer_in_one_pass)
+
+
+class Calls(nn.Module):
+    """A unit that uses its own parameter before and after another unit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.linear = nn.Parameter(torch.randn(WIDTH)), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x * self.scale) * self.scale
+        return y
+
+
+class Retries(nn.Linear):
+    """Calls itself once more after a call of itself was interrupted."""
+
+    def forward(self, x: Tensor, call: int = 0) -> Tensor:
+        if call == 1:
+            raise KeyboardInterrupt
+        if call == 0:
+            with suppress(KeyboardInterrupt):
+                self(x, 1)
+            x = self(x, 2)
+        return super().forward(x)
+
+
+def calls_inside_of_a_unit_by_itself() -> None:
+    from shardbook import shard
+
+    for build in (Calls, partial(Retries, WIDTH, WIDTH)):
+        torch.manual_seed(0)
+        plain = build()
+        model: Any = nn.Sequential(build(), nn.Linear(WIDTH, WIDTH))
+        model[0].load_state_dict(plain.state_dict())
+        shard(model, units=(Calls, nn.Linear))
+        assert torch.equal(model[0](data(0)), plain(data(0)))
+
+
+def test_a_unit_called_by_itself_stays_whole_while_it_calls_another_or_itself() -> None:
+    ranks.run(1, calls_inside_of_a_unit_by_itself)
+
+
+class Counted:
+    """Counts how often it is searched for tensors."""
+
+    __slots__ = ("held",)
+    searched = 0
+
+    def __getattr__(self, name: str) -> Any:
+        Counted.searched += name == "held"
+        raise AttributeError(name)
+
+
+def searches_of_an_attribute() -> int:
+    from shardbook import shard
+
+    model: Any = shard(Calls(), units=nn.Linear)
+    model.linear.note = Counted()
+    model(data(0))
+    return Counted.searched
+
+
+def test_a_unit_inside_of_another_is_searched_for_views_once() -> None:
+    assert ranks.run(1, searches_of_an_attribute) == [1]
+
+
 def single_layers_in_a_chain() -> None:
     from shardbook import Zero3Layer
 
@@ -1202,6 +1320,8 @@ def the_steady_state_comes_back(stage: int) -> None:
             model(data(0))
         handle.remove()
         assert between() == steady
+        model(data(0)).sum().backward()
+        assert not chain.ended
 
 
 @pytest.mark.cases(now=0, ci=1)

@@ -198,7 +198,8 @@ def stepping_with_zero() -> None:
     for stage in STAGES:
         plain, model = Experts(), shard(Experts(), stage=stage, units=nn.Linear, unused="zero")
         step_in_backward(model, make)
-        optimizer, loss = make(plain.parameters()), partial(choose, [[(0,)]])
+        # The second expert is used in the first step alone.
+        optimizer, loss = make(plain.parameters()), partial(choose, [[(0, 1)], [(0,)], [(0,)]])
         for step in range(3):
             fill_gradients(plain, [all_losses(plain, [step], loss)])
             for parameter in plain.parameters():
