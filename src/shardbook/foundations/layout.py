@@ -376,7 +376,7 @@ def uncut_offsets(
     """
     ends = [0] * world_size
     homes = {}
-    for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
+    for place in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
         rank = min(range(world_size), key=ends.__getitem__)
         homes[place] = rank, ends[rank]
         ends[rank] += _round_up(sizes[place], align)

@@ -44,7 +44,6 @@ from torch import Tensor, nn
 
 from shardbook.foundations.collectives import Mean, PendingGather, PendingPart
 from shardbook.foundations.exchange_order import Order
-from shardbook.foundations.hook_context import machinery
 from shardbook.foundations.layout import Layout, flatten, views
 from shardbook.foundations.streams import ask_for_large_pages, compute_stream
 from shardbook.foundations.torch_private import (
@@ -280,7 +279,7 @@ class Flat:
         step of an optimizer is counted here, too.
         """
         with as_plain():
-            return self.changes + sum(Versions(*self.parameters))
+            return sum(Versions(*self.parameters), self.changes)
 
     # sidelit: depth A parameter that is used outside of its unit's forward pass.
 
@@ -381,7 +380,7 @@ class Flat:
 
         :returns: whether anything has changed
         """
-        if not self.narrowed or precise is (self.usual is not None):
+        if precise is (self.usual is not None):
             return False
         if self.usual is not None:
             (self.full, self.whole), self.usual = self.usual, None
@@ -455,7 +454,6 @@ class Flat:
             self.arrived.clear()
         return self.grad_full
 
-    @machinery
     def collect(self, index: int, whole: Tensor) -> None:
         """Move one finished gradient into `grad_full`, and free it at once.
 
@@ -471,8 +469,7 @@ class Flat:
         # Another branch of the model may collect its gradients on another stream.
         compute_stream(self.device)
         place, gradient = self.place(index), whole.grad.to_dense()
-        if self.watches:
-            self.unwatch(index)
+        self.unwatch(index)
         if index in self.arrived:
             place.add_(gradient)
         else:
@@ -497,8 +494,7 @@ class Flat:
         some ranks and not others.
         """
         self.note_use()
-        if len(self.arrived) < len(self.whole) or self.grad_full is None:
-            self.fill_missing_gradients()
+        self.fill_missing_gradients()
         self.sending = self.gradients().to(self.sends_in)
         self.grad_full = None
 

@@ -58,6 +58,10 @@ def world_sizes() -> st.SearchStrategy[int]:
     return st.integers(1, 9)
 
 
+def numbers_of_copies() -> st.SearchStrategy[int]:
+    return st.integers(1, 3)
+
+
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     # One element with a stride of 2 counts as contiguous, but cannot be seen as bytes: a copy can.
     copies = [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in (left, right)]
@@ -99,11 +103,11 @@ def test_every_name_has_one_slot_and_kinds_do_not_mix(
 
 
 @pytest.mark.full
-@given(parameters(), world_sizes(), uncut())
+@given(parameters(), world_sizes(), uncut(), numbers_of_copies())
 def test_slots_and_gaps_cover_the_vector_once_and_are_aligned(
-    named: list[tuple[str, nn.Parameter]], world_size: int, uncut: set[str]
+    named: list[tuple[str, nn.Parameter]], world_size: int, uncut: set[str], copies: int
 ) -> None:
-    for layout in plan(named, world_size, uncut=uncut):
+    for layout in plan(named, world_size, copies, uncut=uncut):
         itemsize = layout.dtype.itemsize
         covered = torch.zeros(layout.padded, dtype=torch.int)
         for slot in layout.slots:
@@ -115,14 +119,16 @@ def test_slots_and_gaps_cover_the_vector_once_and_are_aligned(
             covered[start:stop] += 1
         assert covered.eq(1).all()
         assert layout.shard_numel * world_size == layout.padded
-        assert layout.shard_numel * itemsize % ALIGN_BYTES == 0
+        # Each copy of the model averages an equal part of a piece.
+        assert layout.shard_numel * itemsize % (ALIGN_BYTES * copies) == 0
         waste = layout.padded - layout.numel
         if layout.uncut:
             # The rank with the most has no more than the mean and the largest parameter.
             waste -= (world_size - 1) * max(slot.numel for slot in layout.slots)
-        assert waste * itemsize < ALIGN_BYTES * (len(layout.slots) + world_size) * (
-            1 + layout.uncut * world_size
-        )
+            room = (len(layout.slots) + world_size) * (1 + world_size) * copies
+        else:
+            room = len(layout.slots) + world_size * copies
+        assert waste * itemsize < ALIGN_BYTES * room
 
 
 @pytest.mark.full
@@ -144,11 +150,11 @@ def test_values_come_back_unchanged_through_views(
 
 
 @pytest.mark.full
-@given(parameters(), world_sizes(), uncut())
+@given(parameters(), world_sizes(), uncut(), numbers_of_copies())
 def test_pieces_of_all_ranks_together_are_the_parameter(
-    named: list[tuple[str, nn.Parameter]], world_size: int, uncut: set[str]
+    named: list[tuple[str, nn.Parameter]], world_size: int, uncut: set[str], copies: int
 ) -> None:
-    for layout in plan(named, world_size, uncut=uncut):
+    for layout in plan(named, world_size, copies, uncut=uncut):
         shards = filled(layout, named).chunk(world_size) if layout.padded else [torch.empty(0)] * world_size
         for slot in layout.slots:
             values = by_name(named)[slot.names[0]].detach().reshape(-1)
@@ -161,6 +167,7 @@ def test_pieces_of_all_ranks_together_are_the_parameter(
                 assert same_bits(shard[start:stop], values[first:put_together])
                 shape = layout.shape_of(slot, stop - start)
                 assert math.prod(shape) == stop - start
+                assert not layout.uncut or shape[1:] == slot.shape[1:]
                 sizes.add(stop - start)
             assert put_together == slot.numel
             assert not layout.uncut or sizes <= {0, slot.numel}
@@ -307,3 +314,8 @@ def test_whole_parameters_lie_side_by_side_each_in_the_part_of_one_rank(
         assert rank < world_size
         assert inside % align == 0
         assert inside + size <= length
+
+
+def test_the_largest_parameter_is_given_away_first() -> None:
+    """In the order of the list one rank would store 3 elements and the other 1."""
+    assert uncut_offsets([1, 1, 2], 2, 1) == ([2, 3, 0], 4)

@@ -26,6 +26,7 @@ from book.reference import (
 )
 from book.toys import assert_equal, chain, said_by
 from book.zero.test_unused import Experts, choose
+from book.zero.test_waiting import gradient
 from tiers import rows
 
 pytestmark = pytest.mark.full
@@ -294,6 +295,9 @@ def another_graph_after_a_failure() -> None:
         if waits:
             with no_sync(model):
                 toy_loss(model, rank, 3).backward()
+            # The change is refused only if what waits is still there.
+            for parameter in model.parameters():
+                gradient(parameter).mul_(2)
         with failing(model, "backward", Failure):
             one = toy_loss(model, rank, 1)
         other = toy_loss(model, rank, 2)
@@ -476,6 +480,33 @@ def no_zero_is_left_for_what_was_dropped() -> None:
         assert without_gradient(model) == unused, stage
 
 
+class ExpertsAbove(nn.Module):
+    """In stages 2 and 3 the gradients of the experts are exchanged before those of the first layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.experts = nn.Linear(4, 4), nn.Linear(4, 4), Experts()
+
+    def forward(self, x: Tensor, chosen: tuple[int, ...]) -> Any:
+        return self.experts(self.second(self.first(x)), chosen)
+
+
+def no_use_is_left_of_what_was_exchanged() -> None:
+    """An expert that only the failed pass has used keeps the gradient `None`."""
+    from shardbook import shard
+
+    for stage in STAGES:
+        model = shard(ExpertsAbove(), stage=stage, units=Experts)
+        handle = model.first.register_forward_hook(lambda *passed: passed[-1].register_hook(fails) and None)
+        with pytest.raises(Failure):
+            choose([[(0, 1)]], model, 0, 0).backward()
+        handle.remove()
+        model.zero_grad()
+        choose([[(0,)]], model, 0, 0).backward()
+        unused = [f"experts.experts.{number}.{name}" for number in (1, 2) for name in ("weight", "bias")]
+        assert without_gradient(model) == unused, stage
+
+
 def a_penalty_after_a_failure() -> None:
     """No unit runs between the two, and no hook announces the gradient of a sum."""
     from shardbook import shard, whole
@@ -602,6 +633,7 @@ CASES = [
     a_backward_pass_in_a_block_fails,
     zero_grad_in_a_block_of_whole_parameters,
     a_zero_grad_of_its_own,
+    no_use_is_left_of_what_was_exchanged,
 ]
 
 

@@ -31,6 +31,17 @@ def a_fused_step_between_the_passes() -> None:
             loss.backward()
 
 
+def a_load_between_the_passes() -> None:
+    from shardbook import shard
+
+    for stage in range(4):
+        model = shard(linears(2), stage=stage)
+        loss = model(DATA).sum()
+        model.load_state_dict(model.state_dict())
+        with pytest.raises(RuntimeError, match="parameters were changed between this unit's forward"):
+            loss.backward()
+
+
 def every_change_between_the_passes_counts() -> None:
     """Steps and writes are added up, and no change of one kind hides in the count of the other."""
     from shardbook import shard
@@ -224,6 +235,16 @@ def keeps_state(model: nn.Sequential) -> None:
     optimizer.step()
 
 
+def made_within(model: nn.Sequential) -> None:
+    """The parameters that it finds there are gone after the block."""
+    from shardbook import whole
+
+    with whole(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(DATA).sum().backward()
+    optimizer.step()
+
+
 # What a program does, the stage, and what it is told.
 TOLD: list[tuple[Callable[[nn.Sequential], None], int, str]] = [
     (waits, 3, r"^the gradient of 0\.weight has not been averaged"),
@@ -233,6 +254,7 @@ TOLD: list[tuple[Callable[[nn.Sequential], None], int, str]] = [
     (hooks, 3, r"^the gradient hook on 0\.weight in unit the root would never be called"),
     (moves, 3, r"^0\.weight in unit the root has left its shard"),
     (unfreezes, 3, r"^0\.weight in unit the root is complex and cannot be trained"),
+    *((made_within, stage, r"^SGD was made in whole\(model\) or in a forward pass") for stage in (0, 3)),
     (splits_late, 3, r"^0\.weight is in one group with vectors"),
     (keeps_state, 3, r"^exp_avg of 0\.weight in this AdamW has shape \(9, 9\)"),
 ]
@@ -304,6 +326,7 @@ def test_what_a_step_finds() -> None:
 
 def everything() -> None:
     a_fused_step_between_the_passes()
+    a_load_between_the_passes()
     every_change_between_the_passes_counts()
     a_step_before_the_first_pass()
     a_step_in_a_forward_hook()
