@@ -196,7 +196,6 @@ class Usage:
         most, least, *_ = self.read()
         if most != -least:
             refuse_other_steps(self.starts, self.order)
-        self.refuse_changes()
         for flat in self.starts:
             flat.pending = max(self.numbers_of(flat)) != NOT_DUE
         late = [unit for unit in self.units if unit.pending]

@@ -126,7 +126,8 @@ class Notes:
 
 _ZEROES = ("zero_", zero_all_.__name__)
 # PyTorch does not count the writes of its gradient scaler.
-_UNCOUNTED = (unscale_.__name__,)
+_UNCOUNTED = (unscale_,)
+_DATA: Any = Tensor.data
 
 
 class Waiting(Tensor):
@@ -149,15 +150,14 @@ class Waiting(Tensor):
         """Run an operation, and record its writes. PyTorch calls this in place of the operation."""
         kwargs = kwargs or {}
         watched = [e for e in tree_leaves((args, kwargs)) if isinstance(e, Waiting)]
-        name, of = func.__name__, getattr(func, "__self__", None)
         with as_plain():
-            if name == "detach" or (name == "__get__" and of is Tensor.data):
-                return same_memory(args[0])
+            if func in (Tensor.detach, torch.detach, _DATA.__get__):
+                return same_memory(*watched)
             result = run(func, watched, args, kwargs)
             for one in watched:
-                if name in _ZEROES:
+                if func.__name__ in _ZEROES:
                     one.notes.zeroed = writes_to(one)
-                elif name in _UNCOUNTED or (name == "__set__" and of is Tensor.data):
+                elif func in (*_UNCOUNTED, _DATA.__set__):
                     one.notes.changed = True
         return result
 

@@ -8,6 +8,7 @@ import logging
 import pickle
 import warnings
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 import ranks
 from book.live import LiveStorages
 from book.toys import assert_equal, batch, chain, error, features, linears
+from shardbook.foundations.hook_context import observers
 from shardbook.zero.model import select
 from shardbook.zero.optimizer_guard import depends_on_shapes
 
@@ -223,14 +225,22 @@ def test_in_mid_backward_two_units_and_two_gradients_are_whole() -> None:
 
 
 def names_and_groups() -> None:
-    from shardbook import Zero3Sequential, shard
+    from shardbook import shard
 
+    told: list[tuple[str, str]] = []
+    observers.append(
+        SimpleNamespace(
+            begins=lambda act, about: told.append(("begins", act)),
+            ends=lambda act, about: told.append(("ends", act)),
+        )
+    )
     plain = chain()
     names = [name for name, _ in plain.named_parameters()]
     shapes = {name: value.shape for name, value in plain.state_dict().items()}
     identities = [id(parameter) for parameter in plain.parameters()]
     decayed = [parameter for parameter in plain.parameters() if parameter.ndim >= 2]
     model = shard(plain, units=(nn.Linear, nn.LayerNorm))
+    assert (told[0], told[-1]) == (("begins", "shard"), ("ends", "shard"))
     assert model is plain
     assert type(model) is nn.Sequential
     assert [name for name, _ in model.named_parameters()] == names
@@ -244,7 +254,6 @@ def names_and_groups() -> None:
     assert {name: value.shape for name, value in after.items()} == shapes
     changed = {name for name in after if not torch.equal(after[name], before[name])}
     assert changed == {name for name in shapes if len(shapes[name]) >= 2}
-    assert isinstance(Zero3Sequential(nn.Linear(2, 2)), nn.Sequential)
 
 
 def test_the_model_keeps_its_class_names_and_parameter_objects() -> None:
@@ -276,6 +285,7 @@ def groups_of_ranks() -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
     from shardbook import shard
+    from shardbook.zero.scheduler import scheduler_of
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     model = shard(chain(), mesh=mesh["shard"])
@@ -285,6 +295,11 @@ def groups_of_ranks() -> None:
     numel = torch.tensor(float(total))
     dist.all_reduce(numel, group=mesh.get_group("shard"))
     assert numel.item() == sum(parameter.numel() for parameter in chain().parameters())
+    # In an exchange of all copies a rank waits for its own row and column alone.
+    partners = scheduler_of(shard(chain(), mesh=mesh)).order.progress.partners
+    rank = dist.get_rank()
+    assert partners["gather"] == [rank & 2, rank | 1]
+    assert partners["average the copies of"] == [rank & 1, rank | 2]
     cube = init_device_mesh("cpu", (2, 2, 1))
     with pytest.raises(ValueError, match="a mesh of 3 dimensions is not supported"):
         shard(chain(), mesh=cube)
@@ -300,6 +315,8 @@ def refusals() -> dict[str, str]:
     lazy = nn.Sequential(nn.LazyLinear(3))
     attempts: dict[str, Any] = {
         "stage": lambda: shard(chain(), stage=4),
+        "model": lambda: shard([chain()]),  # type: ignore[type-var]
+        "policy": lambda: shard(chain(), policy="bf16"),  # type: ignore[arg-type]
         "prefetch": lambda: shard(chain(), prefetch=-1),
         "units": lambda: shard(chain(), units=nn.Conv2d),
         "twice": lambda: shard(shard(chain())),
@@ -307,7 +324,7 @@ def refusals() -> dict[str, str]:
     }
     said = {}
     for name, attempt in attempts.items():
-        with pytest.raises(ValueError) as caught:  # noqa: PT011
+        with pytest.raises((TypeError, ValueError)) as caught:
             attempt()
         said[name] = str(caught.value)
     return said
@@ -317,6 +334,8 @@ def test_what_cannot_be_sharded_is_refused_in_one_sentence_on_every_rank() -> No
     for said in ranks.run(2, refusals):
         assert said == {
             "stage": "stage=4 is not a stage; choose 0, 1, 2 or 3",
+            "model": "pass the model itself, not a list",
+            "policy": "policy='bf16' is not a Policy; pass shardbook.Policy(param_dtype=...)",
             "prefetch": "the depth of a prefetch is -1, but it must be a whole number of at least 0",
             "units": "rank 0: units=<class 'torch.nn.modules.conv.Conv2d'> selects no module; "
             "name a class that the model contains",
@@ -421,9 +440,16 @@ def units_that_nobody_chose(capture: io.StringIO) -> tuple[str, list[str]]:
 
     logging.getLogger("shardbook").addHandler(logging.StreamHandler(capture))
     shard(Encoder())
+    # Nothing is said of a small model, of units that somebody chose, of a stage without units in use, and of
+    # two halves.
     shard(Encoder(width=8))
+    shard(nn.Linear(1023, 1025, bias=False))
+    shard(Single(), units=())
+    shard(Single(), stage=0)
+    shard(nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(2)]))
     said = []
-    for large in (Single(), nn.Sequential(Single(), nn.Linear(2, 2))):
+    smallest = nn.Linear(1024, 1024, bias=False)
+    for large in (Single(), nn.Sequential(Single(), nn.Linear(2, 2)), smallest):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             shard(large)
@@ -461,6 +487,7 @@ def test_a_model_without_units_has_those_that_it_repeats() -> None:
     assert [each.partition(" and ")[0] for each in said] == [
         "the root holds 100% of the parameters of this Single",
         "0 holds 100% of the parameters of this Sequential",
+        "the root holds 100% of the parameters of this Linear",
     ]
     assert not silent
 

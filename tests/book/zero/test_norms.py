@@ -169,6 +169,13 @@ def interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
+class Measure(nn.Module):
+    """A part without parameters, so that it can be called alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.mse_loss(x, x)
+
+
 def a_function_that_torch_runs_again_has_no_rule() -> None:
     """Unless it is reentrant. The chapter says so, and what comes of it: an error."""
     model = sharded(Model())
@@ -192,7 +199,7 @@ def without_the_tables_everything_is_in_16_bits() -> None:
 
 
 def a_hook_of_the_program_is_inside_of_the_rule() -> None:
-    """Also one that was registered before sharding, on the model and on a unit."""
+    """Also one that was registered before sharding: on the model, a unit, and a part that runs again."""
     seen: list[torch.dtype] = []
 
     def measure(_: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -201,15 +208,42 @@ def a_hook_of_the_program_is_inside_of_the_rule() -> None:
 
     model = Model()
     model.register_forward_pre_hook(measure)
-    model.blocks[1].register_forward_pre_hook(measure)
+    block = model.blocks[1]
+    block.computed, block.inside = FunctionalNorm(), otherwise
+    for module in (block, block.computed):
+        module.register_forward_pre_hook(measure)
     sharded(model)(*data(0)).backward()
-    assert seen == [FP32, FP32]
+    assert seen == [FP32] * 4
+
+
+class Recursive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, depth: int = 2) -> Tensor:
+        x = self.linear(x)
+        if depth:
+            x = self(x, depth - 1)
+        assert F.mse_loss(x, x).dtype == FP32
+        return x
+
+
+def a_model_that_calls_itself_keeps_the_rule() -> None:
+    from shardbook import Policy, shard
+
+    shard(Recursive(), policy=Policy(param_dtype=BF16))(data(0)[0]).sum().backward()
 
 
 def nothing_stays_in_force() -> None:
-    """After a pass, after an exception in a pass, and in another thread."""
+    """After a pass, after an exception in a pass, in another thread, and for a part that is called alone."""
     x = torch.ones(2, WIDTH, dtype=BF16)
-    model = sharded(Model())
+    model = Model()
+    model.blocks[0].measure = Measure()
+    # PyTorch ends a second run, of a module here, by an exception as soon as it has what it needs.
+    model.blocks[1].computed, model.blocks[1].inside = FunctionalNorm(), otherwise
+    sharded(model)
+    assert model.blocks[0].measure(x).dtype == BF16
     with pytest.raises(IndexError):
         model(*data(0)[:1], torch.full((6,), 99))
     assert F.mse_loss(x, x).dtype == BF16
@@ -299,6 +333,7 @@ CASES = [
     a_function_that_torch_runs_again_has_no_rule,
     without_the_tables_everything_is_in_16_bits,
     a_hook_of_the_program_is_inside_of_the_rule,
+    a_model_that_calls_itself_keeps_the_rule,
     nothing_stays_in_force,
     inputs_and_outputs_are_cast,
     buffers_are_cast,
@@ -470,6 +505,18 @@ class TakesPairs(Writes):
         return Pair(super().forward(pair.x, pair.cache, more), pair.cache)
 
 
+class Answer:
+    """An object of no class that PyTorch knows."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+class GivesAnObject(nn.Linear):
+    def forward(self, x: Tensor) -> Answer:  # type: ignore[override]
+        return Answer(super().forward(x))
+
+
 def arguments_are_written_to() -> None:
     from shardbook import Policy, shard
 
@@ -485,6 +532,7 @@ def arguments_are_written_to() -> None:
     pair = shard(TakesPairs(), policy=policy)(Pair(x, cache))
     assert pair.x.dtype == FP32
     assert [value.dtype for value in cache] == [BF16]
+    assert shard(GivesAnObject(WIDTH, WIDTH), policy=policy)(x).x.dtype == FP32
 
 
 def test_what_a_model_leaves_in_its_arguments_reaches_the_caller_and_dataclasses_are_cast() -> None:

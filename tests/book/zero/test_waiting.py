@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import ranks
 from book.reference import STAGES, all_losses, assert_same_gradients, fill_gradients, toy_loss
 from book.toys import chain, said_by
+from shardbook.zero.waiting import Found, Watch
 from tiers import rows
 
 Change = Callable[[list[nn.Parameter]], Any]
@@ -361,3 +362,15 @@ def test_in_every_stage(case: Callable[[], None]) -> None:
 
 def test_one_process_alone_refuses_it_too() -> None:
     ranks.run(1, changed_where_it_is_zero)
+
+
+def test_hundreds_of_writes_before_do_not_matter() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    parameter.grad = torch.ones(3)
+    for _ in range(300):
+        gradient(parameter).add_(1)
+    acts = {Found.KEPT: torch.norm, Found.DROPPED: Tensor.zero_, Found.CHANGED: Tensor.neg_}
+    for found, act in acts.items():
+        watch = Watch(parameter)
+        act(gradient(parameter))
+        assert watch.end(parameter) is found
