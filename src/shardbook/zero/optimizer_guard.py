@@ -157,7 +157,7 @@ def refuse_unfit(
                         "shard(uncut=...), use an elementwise optimizer such as AdamW, or "
                         "shard with stage=0"
                     )
-        refuse_lost_split(optimizer, slots, uncut)
+        refuse_lost_split(optimizer, slots, cut, uncut)
         kinds = {
             id(parameter): Kind(
                 len(slot.shape),
@@ -214,7 +214,7 @@ def refuse_state_of_whole(
             # that has nothing of it may have none.
             fits = value.shape == parameter.shape
             if id(parameter) in uncut:
-                fits = parameter.numel() > 0 or value.numel() == 0
+                fits = bool(parameter.numel() or not value.numel())
             if not fits:
                 raise ValueError(
                     f"{key} of {slots[id(parameter)].names[0]} in this "
@@ -225,7 +225,10 @@ def refuse_state_of_whole(
 
 
 def refuse_lost_split(
-    optimizer: torch.optim.Optimizer, slots: dict[int, Slot], uncut: set[int]
+    optimizer: torch.optim.Optimizer,
+    slots: dict[int, Slot],
+    cut: dict[int, Slot],
+    uncut: set[int],
 ) -> None:
     """Refuse groups that were to differ by the shapes of parameters, but were made from
     slices.
@@ -243,7 +246,7 @@ def refuse_lost_split(
         if all(id(p) in uncut and p.dim() > 1 for p in group["params"])
     }
     for group in groups:
-        here = [slots[id(p)] for p in group["params"] if id(p) in slots.keys() - uncut]
+        here = [cut[id(p)] for p in group["params"] if id(p) in cut]
         matrix = next((slot for slot in here if len(slot.shape) > 1), None)
         vector = any(
             len(slots[id(p)].shape) < 2 for p in group["params"] if id(p) in slots
@@ -317,7 +320,7 @@ def refuse_copy(protocol: Any) -> NoReturn:
 # computed.
 
 
-@dataclass(eq=False)
+@dataclass
 class Ending:
     """The callback that autograd calls at the end of a backward pass.
 
@@ -356,7 +359,7 @@ def give_up(scheduler: Scheduler, task: int) -> None:
 
 def only_failed(scheduler: Scheduler) -> bool:
     """Whether all backward passes that are under way have failed, and there are some."""
-    return bool(scheduler.passes) and scheduler.failed >= scheduler.passes.keys()
+    return bool(scheduler.passes) and scheduler.failed.issuperset(scheduler.passes)
 
 
 def refuse_interrupted(flat: Flat) -> None:
@@ -367,8 +370,7 @@ def refuse_interrupted(flat: Flat) -> None:
     hooks = flat.hooks()
     if hooks is None:
         return
-    scheduler = hooks.scheduler
-    if hooks.unit.shown or scheduler.failed & scheduler.passes.keys():
+    if hooks.unit.shown or hooks.scheduler.failed:
         raise RuntimeError(
             f"{flat.layout.slots[0].names[0]} is in the middle of a forward or "
             "backward pass that did not end, or of a block of whole(model); call the "
@@ -429,14 +431,13 @@ class Computed:
         [`full_precision`](whole.py)
     """
 
-    version: int = -1
+    version: int | None = None
     precise: bool = False
 
     @classmethod
     def of(cls, unit: Unit) -> Computed:
         """The present state of [a unit](unit.py)."""
-        precise = any(flat.usual is not None for flat in unit.narrowed)
-        return cls(unit.version, precise)
+        return cls(unit.version, bool(unit.narrowed) and unit.precise)
 
     def refuse_others(self, unit: Unit) -> None:
         """Refuse a backward pass whose gradients would be wrong.

@@ -225,6 +225,32 @@ def test_a_compiled_unit_keeps_no_weights_for_its_backward_pass() -> None:
         assert stored == [0] * 4
 
 
+class Decayed(nn.Linear):
+    """Reads the values of its weight past autograd."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) - self.weight.data.sum()
+
+
+def reads_values() -> None:
+    import shardbook
+
+    let_the_compiler_look()
+    x = torch.ones(2, 4)
+    for stage in range(4):
+        plain = nn.Sequential(Decayed(4, 4), Decayed(4, 4))
+        expected = plain(x).detach()
+        model = shardbook.shard(plain, stage=stage, units=Decayed)
+        for unit in model:
+            unit.compile(backend="eager", fullgraph=True)
+        assert torch.equal(model(x), expected), stage
+
+
+@pytest.mark.full
+def test_a_compiled_unit_reads_the_values_of_its_weights() -> None:
+    ranks.run(1, reads_values)
+
+
 def refused(way: Way) -> str:
     """The compiler's words, and the proof that the model is none the worse."""
     let_the_compiler_look()

@@ -7,6 +7,7 @@ which merely does not crash does not pass.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
 from typing import Any
@@ -129,6 +130,63 @@ def fail(gradient: Tensor) -> None:
     raise ArithmeticError("in backward")
 
 
+class Repeats(nn.Sequential):
+    """Uses its last layer as often as it is told."""
+
+    uses = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self[1](self[0](x))
+        for _ in range(self.uses):
+            x = self[2](x)
+        return x
+
+
+def one_exchange_after_the_last_use() -> None:
+    """The gradients of a layer leave once, as soon as the last of its backward passes has ended."""
+    from shardbook import shard
+    from shardbook.foundations.collectives import ledger
+
+    def sent(loss: Tensor, retain_graph: bool = False) -> tuple[int, int]:
+        """The bytes of gradients, at the first layer and at the end."""
+        with ledger() as book:
+            arrived.clear()
+            books[:] = [book]
+            loss.backward(retain_graph=retain_graph)
+        return arrived.pop(), book.sent["reduce-scatter"]
+
+    books: list[Any] = []
+    arrived: list[int] = []
+
+    def look(_: Tensor) -> None:
+        arrived.append(books[0].sent.get("reduce-scatter", 0))
+
+    def watch(*passed: Any) -> None:
+        if passed[-1].requires_grad:
+            passed[-1].register_hook(look)
+
+    x, found = features(0), set()
+    for stage, uses in product((2, 3), (2, 1, 3)):
+        model = shard(Repeats(*linears()), stage=stage, units=nn.Linear)
+        model[0].register_forward_hook(watch)
+        model.uses = uses
+        found.add(sent(model(x).sum()))
+        # What has no backward pass is forgotten: at once, or at the end of the next one.
+        with torch.no_grad():
+            model(x)
+        found.add(sent(model(x).sum()))
+        model(x)
+        model(x).sum().backward()
+        loss = model(x).sum()
+        found.add(sent(loss, retain_graph=True))
+        found.add(sent(model(x).sum()))
+        if uses == 1:
+            found.add(sent(loss))
+    # Each rank sends half of the 20 numbers of a layer, which are padded to 32. When the first of the three
+    # layers is reached, the last one has sent its own.
+    assert found == {(64, 3 * 64)}
+
+
 class Embeds(nn.Sequential):
     """Has a second way in, that does not pass through `forward`."""
 
@@ -244,6 +302,60 @@ def a_layer_skipped_on_one_rank_after_a_forward_without_a_backward() -> None:
         return model(features(rank)).square().sum()  # type: ignore[no-any-return]
 
     compare(build, loss)
+
+
+class PassesOn(Skips):
+    """Returns its input as it came on the ranks that do not use the layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x) if self.use else x
+        return y
+
+
+def a_layer_that_returns_its_input_on_one_rank() -> None:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 4), PassesOn(), nn.Linear(4, 4))
+
+    def loss(model: nn.Module, rank: int) -> Tensor:
+        model[1].use = rank == 0  # type: ignore[index,union-attr]
+        return model(features(rank)).square().sum()  # type: ignore[no-any-return]
+
+    compare(build, loss)
+
+
+class Adds(nn.Module):
+    """Computes with its input at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(features(0)).tanh()
+        return y + x
+
+
+def an_input_whose_node_is_younger_than_the_layer() -> None:
+    """Another thread has numbered it. Its gradient is complete before the layer has ended."""
+    from shardbook import shard
+    from shardbook.foundations.collectives import ledger
+    from shardbook.foundations.torch_private import next_number, number_of
+
+    def made() -> Tensor:
+        x = features(0).requires_grad_()
+        for _ in range(1000):
+            x = x * 1
+        return x
+
+    for stage in (2, 3):
+        model = shard(nn.Sequential(Adds()), stage=stage, units=Adds)
+        with ThreadPoolExecutor(1) as pool:
+            x = pool.submit(made).result()
+        with ledger() as book:
+            model(x).sum().backward()
+        assert number_of(x.grad_fn) > next_number()
+        assert book.sent["reduce-scatter"] == 64, "exchanged once"
 
 
 def checkpoint_around(reentrant: bool) -> None:
@@ -501,6 +613,7 @@ CASES: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
     (two_forwards_before_one_backward, ()),
     (two_losses_one_after_the_other, ()),
     (a_layer_used_twice_in_a_row_by_two_losses, ()),
+    (one_exchange_after_the_last_use, ()),
     (evaluation_with_gradients_enabled, ()),
     (no_stale_weights, ()),
     (no_stale_weights_after_a_method_other_than_forward, ()),
@@ -509,6 +622,8 @@ CASES: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
     (unused_parameters, (None,)),
     (unused_parameters, (1,)),
     (a_layer_skipped_on_one_rank_after_a_forward_without_a_backward, ()),
+    (a_layer_that_returns_its_input_on_one_rank, ()),
+    (an_input_whose_node_is_younger_than_the_layer, ()),
     (checkpoint_around, (True,)),
     (checkpoint_around, (False,)),
     (checkpoint_inside, (True,)),

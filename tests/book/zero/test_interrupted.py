@@ -196,6 +196,25 @@ def own_parameters_after_an_interrupted_recomputation_of_a_unit() -> None:
             assert parameter is one, stage
 
 
+def own_parameters_after_two_passes_that_failed() -> None:
+    """The second one is the backward pass of a penalty, and no hook has announced that of a unit."""
+    from shardbook import shard, whole
+
+    for stage in STAGES:
+        model = shard(chain(), stage=stage)
+        own = list(model.parameters())
+        with whole(model):
+            sums = [parameter.sum() for parameter in model.parameters()]
+        interrupted(model, "forward")
+        assert any(parameter is not one for parameter, one in zip(model.parameters(), own, strict=True))
+        # Autograd runs the oldest node last.
+        sums[0].register_hook(fails)
+        with pytest.raises(Failure):
+            torch.stack(sums).sum().backward()
+        for parameter, one in zip(model.parameters(), own, strict=True):
+            assert parameter is one, stage
+
+
 def frozen_after_an_interrupt() -> None:
     """It lasts, as it does in a plain model."""
     from shardbook import shard
@@ -282,6 +301,26 @@ def test_gradients_of_a_pass_that_failed_are_refused() -> None:
     for said in ranks.run(2, refused_until_the_next_pass):
         assert len(said) == 2
         assert all("in the middle of a forward or backward pass that did not end" in one for one in said)
+
+
+class Stops(nn.Linear):
+    """It leaves a tensor behind, and is interrupted."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.left = super().forward(x).square().sum()
+        raise KeyboardInterrupt
+
+
+def what_an_interrupted_forward_pass_leaves_is_refused() -> None:
+    """Nobody knows whether the weights are still those that it has computed with."""
+    from shardbook import shard
+
+    for stage in STAGES:
+        model = shard(nn.Sequential(Stops(4, 4)), stage=stage, units=Stops)
+        with pytest.raises(KeyboardInterrupt):
+            model(torch.ones(2, 4))
+        with pytest.raises(RuntimeError, match="0: parameters were changed between"):
+            model[0].left.backward()
 
 
 def another_graph_after_a_failure() -> None:
@@ -507,13 +546,16 @@ def no_use_is_left_of_what_was_exchanged() -> None:
         assert without_gradient(model) == unused, stage
 
 
-def a_penalty_after_a_failure() -> None:
+def a_penalty_after_another_pass() -> None:
     """No unit runs between the two, and no hook announces the gradient of a sum."""
     from shardbook import shard, whole
 
-    for stage in STAGES:
+    for stage, before in product(STAGES, ("a failure", "a pass", "nothing")):
         model, plain = shard(chain(), stage=stage), chain()
-        interrupted(model, "backward")
+        if before == "a failure":
+            interrupted(model, "backward")
+        elif before == "a pass":
+            toy_loss(model, dist.get_rank(), 1).backward()
         model.zero_grad()
         for each in (model, plain):
             with whole(model) if each is model else nullcontext():
@@ -617,7 +659,7 @@ def fails(_: Any) -> None:
 
 
 CASES = [
-    a_penalty_after_a_failure,
+    a_penalty_after_another_pass,
     nothing_waits_after_a_failure,
     no_exchange_of_a_failure_is_waited_for,
     no_hooks_of_saved_tensors_are_left,
@@ -625,8 +667,10 @@ CASES = [
     as_early_as_before,
     own_parameters_after_a_failed_backward_pass,
     own_parameters_after_an_interrupted_recomputation_of_a_unit,
+    own_parameters_after_two_passes_that_failed,
     frozen_after_an_interrupt,
     frozen_while_it_is_whole,
+    what_an_interrupted_forward_pass_leaves_is_refused,
     another_graph_after_a_failure,
     a_pass_around_the_one_that_fails,
     a_pass_that_fails_inside_of_another,

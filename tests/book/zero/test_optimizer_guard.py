@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -61,6 +62,11 @@ def every_change_between_the_passes_counts() -> None:
                     with torch.no_grad():
                         model.weight.mul_(1)
                 optimizer.zero_grad()
+    # After many changes, too, two equal numbers are no difference.
+    with torch.no_grad():
+        for _ in range(300):
+            model.weight.mul_(1)
+    model(DATA).sum().backward()
 
 
 def a_step_before_the_first_pass() -> None:
@@ -108,6 +114,29 @@ def groups_made_too_late() -> None:
     model(DATA).sum().backward()
     with pytest.raises(ValueError, match=r"^0\.weight is in one group with vectors, .* before shard\(\)"):
         optimizer.step()
+    # The group that was to decay holds what is not cut.
+    model = shard(linears(2), uncut=lambda name, parameter: name == "0.weight")
+    optimizer = torch.optim.AdamW(groups_by_shape(model))
+    model(DATA).sum().backward()
+    with pytest.raises(ValueError, match=r"^1\.weight is in one group with vectors"):
+        optimizer.step()
+
+
+class Numbers(nn.Module):
+    """A parameter without dimensions beside a vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale + self.shift
+
+
+def chosen(model: nn.Module, one: nn.Parameter) -> list[dict[str, object]]:
+    """One parameter that does not decay, and all others."""
+    rest = [parameter for parameter in model.parameters() if parameter is not one]
+    return [{"params": [one], "weight_decay": 0.0}, {"params": rest, "weight_decay": 0.1}]
 
 
 def groups_made_in_time() -> None:
@@ -123,11 +152,19 @@ def groups_made_in_time() -> None:
     shard(vectors)
     trainable = [p for p in vectors.parameters() if p.requires_grad]
     matrices = shard(nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)))
-    # A vector that is not cut is chosen by its name.
+    # A convolution has no vectors, and a number is no matrix.
+    filters = shard(nn.Sequential(nn.Conv1d(2, 4, 1, bias=False), nn.Linear(4, 4, bias=False)))
+    numbers = shard(Numbers())
+    # A vector or a number that is not cut is chosen by its name.
     biased = shard(linears(2), uncut=lambda name, parameter: name == "0.bias")
-    rest = [p for p in biased.parameters() if p is not biased[0].bias]
+    numbered = shard(
+        nn.Sequential(Numbers(), nn.Linear(4, 4)), uncut=lambda name, parameter: name == "0.scale"
+    )
     for each, groups in (
-        (biased, [{"params": [biased[0].bias], "weight_decay": 0.0}, {"params": rest, "weight_decay": 0.1}]),
+        (biased, chosen(biased, biased[0].bias)),
+        (numbered, chosen(numbered, numbered[0].scale)),
+        (filters, groups_by_shape(filters)),
+        (numbers, groups_by_shape(numbers)),
         (matrices, groups_by_shape(matrices)),
         (shard(model), made),
         (whole, groups_by_shape(whole)),
@@ -157,6 +194,31 @@ def state_of_the_whole() -> None:
     later.load_state_dict(state)
     with pytest.raises(ValueError, match=wrong):
         later.step()
+
+
+def state_of_what_is_not_cut() -> None:
+    """The rank that has a matrix may have state of any shape, and the others may have none."""
+    from shardbook import shard
+
+    for right in (True, False):
+        model = shard(linears(2), uncut=lambda name, parameter: name == "0.weight")
+        weight = model[0].weight
+        optimizer = torch.optim.SGD([weight])
+        model(DATA).sum().backward()
+        has = weight.numel() > 0
+        optimizer.state[weight] = {"sides": torch.zeros(9 if has or not right else 0)}
+        with (
+            nullcontext()
+            if has or right
+            else pytest.raises(ValueError, match=r"^sides of 0\.weight in this SGD")
+        ):
+            optimizer.step()
+    # What is cut has state of its own shape, and not none.
+    model = shard(nn.Linear(16, 16, bias=False))
+    optimizer = torch.optim.SGD([model.weight])
+    optimizer.state[model.weight] = {"sides": torch.zeros(0)}
+    with pytest.raises(ValueError, match=r"^sides of weight in this SGD has shape \(0,\)"):
+        optimizer.step()
 
 
 def state_of_the_whole_beside_another_parameter() -> None:
@@ -245,6 +307,12 @@ def made_within(model: nn.Sequential) -> None:
     optimizer.step()
 
 
+def trains_by_shape(model: nn.Sequential) -> None:
+    optimizer = torch.optim.Adafactor(model.parameters())
+    model(DATA).sum().backward()
+    optimizer.step()
+
+
 # What a program does, the stage, and what it is told.
 TOLD: list[tuple[Callable[[nn.Sequential], None], int, str]] = [
     (waits, 3, r"^the gradient of 0\.weight has not been averaged"),
@@ -256,6 +324,7 @@ TOLD: list[tuple[Callable[[nn.Sequential], None], int, str]] = [
     (unfreezes, 3, r"^0\.weight in unit the root is complex and cannot be trained"),
     *((made_within, stage, r"^SGD was made in whole\(model\) or in a forward pass") for stage in (0, 3)),
     (splits_late, 3, r"^0\.weight is in one group with vectors"),
+    (trains_by_shape, 3, r"^Adafactor depends on a parameter's shape, and 0\.weight is cut"),
     (keeps_state, 3, r"^exp_avg of 0\.weight in this AdamW has shape \(9, 9\)"),
 ]
 
@@ -265,7 +334,7 @@ def one_name() -> None:
 
     for act, stage, sentence in TOLD:
         model = tied(torch.complex64).requires_grad_(False) if act is unfreezes else tied()
-        with pytest.raises((RuntimeError, ValueError), match=sentence):
+        with pytest.raises((RuntimeError, TypeError, ValueError), match=sentence):
             act(shard(model, units=(), stage=stage))
     # Between ranks: which of them has stepped, which of them has frozen.
     for culprit in range(2):
@@ -334,3 +403,4 @@ def everything() -> None:
     groups_made_in_time()
     steps_with_a_closure()
     state_of_the_whole()
+    state_of_what_is_not_cut()

@@ -1082,6 +1082,33 @@ def test_in_the_backward_pass_a_unit_is_gathered_ahead_for_each_of_its_uses() ->
     ranks.run(2, a_unit_between_two_uses_of_another)
 
 
+def before_and_at_the_end_of_a_unit() -> None:
+    """What is next in the backward pass, while the unit before it computes and when that has ended."""
+    from shardbook import shard
+    from shardbook.zero.scheduler import scheduler_of
+    from shardbook.zero.unit import State
+
+    for trains in (True, False):
+        model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(3)])
+        model[1].requires_grad_(trains)
+        shard(model, units=nn.Linear)
+        (next_,) = (unit for unit in scheduler_of(model).units if unit.name == "0")
+        states: list[State] = []
+
+        def look(_: Tensor, unit: Any = next_, states: list[State] = states) -> None:
+            states.append(unit.state)
+
+        # The hook that ends the middle layer is called after the first of these and before the second.
+        model[0].register_forward_hook(lambda _, args, y, look=look: y.register_hook(look) and None)
+        model[1].register_forward_pre_hook(lambda _, args, look=look: args[0].register_hook(look) and None)
+        model(data(0)).sum().backward()
+        assert states == [State.GATHERING if trains else State.SHARDED, State.GATHERING]
+
+
+def test_the_next_unit_is_gathered_with_the_first_gradient_of_a_unit_or_at_its_end() -> None:
+    ranks.run(2, before_and_at_the_end_of_a_unit)
+
+
 def test_a_limit_of_exactly_one_unit_lets_one_unit_be_gathered_ahead() -> None:
     ranks.run(2, a_limit_of_exactly_one_unit)
 

@@ -86,10 +86,13 @@ class Square(torch.autograd.Function):
         return gradient * 2 * weight / weight.numel(), None
 
 
-def penalty_of(kept: Any) -> Callable[[Any, Tensor], Tensor]:
+def penalty_of(kept: Any, last: bool = False) -> Callable[[Any, Tensor], Tensor]:
+    """The penalty is the first that a block computes, or the last."""
+
     def act(block: Any, x: Tensor) -> Tensor:
+        y = torch.tanh(block.linear(x)) if last else None
         block.penalty = Square.apply(block.linear.weight, kept)
-        return torch.tanh(block.linear(x))
+        return torch.tanh(block.linear(x)) if y is None else y
 
     return act
 
@@ -120,6 +123,10 @@ def memory_is_read_only_while_the_unit_is_whole() -> None:
         alike(penalty_of(kept), penalised)
         # The penalty alone: no hook of a result announces the unit.
         alike(penalty_of(kept), lambda model, y: sum(block.penalty for block in model))
+    alike(
+        penalty_of(lambda weight: weight.view(16), last=True),
+        lambda model, y: sum(block.penalty for block in model),
+    )
     alike(under_a_pair_that_does_nothing, penalised)
     losses: list[Tensor] = []
 
@@ -141,6 +148,16 @@ def memory_is_read_only_while_the_unit_is_whole() -> None:
 
     # Nothing but the weight on the context announces the unit.
     alike(listed, taken_alone)
+
+    def leaves_a_mean(block: Any, x: Tensor) -> Tensor:
+        y = block.linear(x)
+        losses.append(y.mean())
+        return torch.tanh(y)
+
+    # Nor does anything but what a part of the root has saved in a call inside that of the root.
+    expected = train(two(leaves_a_mean), taken_alone)
+    for stage in STAGES:
+        assert_equal(train(shard(two(leaves_a_mean), stage=stage, units=()), taken_alone), expected)
 
     def closed(model: Any, y: Tensor) -> Tensor:
         return squared(model, y) + sum(block.later(INPUT).sum() for block in model)
