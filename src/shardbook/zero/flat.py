@@ -469,7 +469,8 @@ class Flat:
         # Another branch of the model may collect its gradients on another stream.
         compute_stream(self.device)
         place, gradient = self.place(index), whole.grad.to_dense()
-        self.unwatch(index)
+        if self.watches:
+            self.unwatch(index)
         if index in self.arrived:
             place.add_(gradient)
         else:
@@ -494,7 +495,8 @@ class Flat:
         some ranks and not others.
         """
         self.note_use()
-        self.fill_missing_gradients()
+        if len(self.arrived) < len(self.whole) or self.grad_full is None:
+            self.fill_missing_gradients()
         self.sending = self.gradients().to(self.sends_in)
         self.grad_full = None
 

@@ -421,7 +421,8 @@ class Scheduler:
         if not self.syncing:
             return
         usage = Usage.at_the_end(self)
-        for units in bundles(usage.late, BUNDLE, reduced_alike):
+        late = usage.late
+        for units in bundles(late, BUNDLE, reduced_alike) if late else ():
             self.exchange(*units)
         self.late.clear()
         self.complete()
@@ -691,12 +692,14 @@ def recover(scheduler: Scheduler) -> None:
         return
     take_interrupted_away()
     for unit in scheduler.units:
-        unit.free()
+        if unit.shown or unit.state is not State.SHARDED:
+            unit.free()
     if scheduler.passes:
         forget(scheduler)
     for unit in scheduler.units:
         expire(scheduler, unit)
-    scheduler.give_up_exchanges()
+    if Scheduler.in_flight or Scheduler.going_on:
+        scheduler.give_up_exchanges()
 
 
 def start_alone(scheduler: Scheduler, unit: Unit) -> None:
