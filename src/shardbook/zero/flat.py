@@ -469,7 +469,7 @@ class Flat:
         # Another branch of the model may collect its gradients on another stream.
         compute_stream(self.device)
         place, gradient = self.place(index), whole.grad.to_dense()
-        if self.watches:
+        if index in self.watches:
             self.unwatch(index)
         if index in self.arrived:
             place.add_(gradient)
@@ -607,8 +607,6 @@ class Flat:
 
     def unwatch(self, index: int) -> None:
         """End the watch, and drop the kept gradient if `zero_grad` has been called."""
-        if index not in self.watches:
-            return
         found = self.watches.pop(index).end(self.parameters[index])
         if found is Found.CHANGED:
             self.changed.add(index)

@@ -692,14 +692,13 @@ def recover(scheduler: Scheduler) -> None:
         return
     take_interrupted_away()
     for unit in scheduler.units:
-        if unit.shown or unit.state is not State.SHARDED:
-            unit.free()
+        unit.free()
     if scheduler.passes:
         forget(scheduler)
     for unit in scheduler.units:
         expire(scheduler, unit)
-    if Scheduler.in_flight or Scheduler.going_on:
-        scheduler.give_up_exchanges()
+    Scheduler.in_flight = None
+    Scheduler.going_on = []
 
 
 def start_alone(scheduler: Scheduler, unit: Unit) -> None:
