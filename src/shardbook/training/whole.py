@@ -128,7 +128,6 @@ def begin(hooks: Hooks) -> None:
     unit.pins += 1
 
 
-@machinery
 def end(hooks: Hooks) -> None:
     """Free a unit after the block, unless it is still in use elsewhere."""
     unit = hooks.unit

@@ -127,3 +127,28 @@ def keep_everything_around_checkpoints_that_wait_elsewhere() -> list[bool]:
 
 def test_what_moves_checkpoints_is_no_part_of_the_function() -> None:
     assert ranks.run(2, keep_everything_around_checkpoints_that_wait_elsewhere) == [[True] * 3] * 2
+
+
+def asked_in_a_block() -> set[str]:
+    """The operations that a policy is asked about in a function that has a block of `whole`."""
+    from shardbook import shard, whole
+
+    model = shard(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), units=nn.Linear)
+    asked = set()
+
+    def policy(op: Any, *args: Any, **kwargs: Any) -> Keep:
+        asked.add(op.name())
+        return Keep.RECOMPUTE
+
+    def penalty(x: Tensor) -> Tensor:
+        with whole(model):
+            return (model[1].weight * x).sum()
+
+    x = torch.ones(4, requires_grad=True)
+    checkpoint_saved(penalty, x, context_fn=partial(contexts, policy)).backward()
+    return asked
+
+
+def test_the_gathers_of_a_block_are_no_part_of_the_function() -> None:
+    for asked in ranks.run(2, asked_in_a_block):
+        assert asked == {"aten::mul.Tensor", "aten::sum"}
