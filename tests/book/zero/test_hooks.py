@@ -342,16 +342,16 @@ def an_input_whose_node_is_younger_than_the_layer() -> None:
     from shardbook.foundations.collectives import ledger
     from shardbook.foundations.torch_private import next_number, number_of
 
-    def made() -> Tensor:
-        x = features(0).requires_grad_()
-        for _ in range(1000):
+    def made(more_than: int) -> Tensor:
+        x = features(0).requires_grad_() * 1
+        while number_of(x.grad_fn) < more_than:
             x = x * 1
         return x
 
     for stage in (2, 3):
         model = shard(nn.Sequential(Adds()), stage=stage, units=Adds)
         with ThreadPoolExecutor(1) as pool:
-            x = pool.submit(made).result()
+            x = pool.submit(made, next_number() + 1000).result()
         with ledger() as book:
             model(x).sum().backward()
         assert number_of(x.grad_fn) > next_number()
