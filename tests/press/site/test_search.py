@@ -161,7 +161,7 @@ def test_japanese_is_cut_where_its_words_end() -> None:
         ('[[synonyms]]\nen = ["a"]\n', "1: a row joins two words or more"),
         ('[[synonyms]]\n\nen = ["a", " "]\n', "3: a word is empty"),
         ('[[synonyms]]\nen = "a"\n', "2: `en` must be a list"),
-        ('[[synonyms]]\nen = ["a", "b"]\nfr = ["c"]\n', "3: unknown key `fr`"),
+        ('[[synonyms]]\nen = ["a", "b"]\nfrench = ["c"]\n', "3: unknown key `french`"),
         ("[synonyms]\n", "1: `synonyms` must be a list"),
         ("synonym = []\n", "1: unknown key `synonym`"),
         ("[[synonyms]\n", "1: not valid TOML"),
@@ -172,6 +172,12 @@ def test_a_mistake_in_the_synonyms_is_told_with_its_line(tmp_path: Path, text: s
     with pytest.raises(SidelitError) as error:
         synonyms.read(tmp_path / "search.toml", "site/search.toml", ("en", "ja"))
     assert str(error.value).startswith(f"site/search.toml:{told}")
+
+
+def test_synonyms_may_serve_more_languages_than_a_site_shows(tmp_path: Path) -> None:
+    (tmp_path / "search.toml").write_text('[[synonyms]]\nen = ["a"]\nfr = ["b"]\n', "utf-8")
+    (row,) = synonyms.read(tmp_path / "search.toml", "search.toml", ["en", "ja"])
+    assert row.words == {"en": ("a",), "ja": ()}
 
 
 def test_a_build_reads_the_synonyms(sample: Path) -> None:

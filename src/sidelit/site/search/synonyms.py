@@ -2,7 +2,7 @@
 
 > People ask in other words than a page uses: a project lists which words mean one thing.
 
-The file `search.toml`, beside the configuration, is optional. A row has words of any language of the site:
+The file `search.toml`, beside the configuration, is optional. A row has words of any language; those of the site count:
 
     [[synonyms]]
     en = ["out of memory", "OOM", "CUDA out of memory"]
@@ -22,6 +22,7 @@ from pathlib import Path
 
 from sidelit.config.config import Config
 from sidelit.config.glossary import Glossary
+from sidelit.config.languages import CODE
 from sidelit.config.toml import Table, read_table
 
 FILE = "search.toml"
@@ -62,7 +63,8 @@ def read(path: Path, shown: str, languages: Sequence[str]) -> tuple[Row, ...]:
 
 
 def _row(table: Table, languages: Sequence[str]) -> Row:
-    words = {lang: table.strings(lang) for lang in languages}
+    # Like a glossary, it may serve more languages than one site shows.
+    words = {lang: table.strings(lang) for lang in [*table.data] if CODE.fullmatch(lang)}
     table.finish()
     for lang, each in words.items():
         if not all(word.strip() for word in each):
@@ -71,7 +73,7 @@ def _row(table: Table, languages: Sequence[str]) -> Row:
         raise table.error(
             "a row joins two words or more", hint='write them as in en = ["OOM", "out of memory"]'
         )
-    return Row(words)
+    return Row({lang: words.get(lang, ()) for lang in languages})
 
 
 def of_glossary(glossary: Glossary, source: str) -> Iterator[Row]:
