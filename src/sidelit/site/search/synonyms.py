@@ -2,7 +2,8 @@
 
 > People ask in other words than a page uses: a project lists which words mean one thing.
 
-The file `search.toml`, beside the configuration, is optional. A row has words of any language; those of the site count:
+The file `search.toml`, beside the configuration, is optional. A row has words of any language, and those of
+the site's languages count:
 
     [[synonyms]]
     en = ["out of memory", "OOM", "CUDA out of memory"]
