@@ -370,7 +370,8 @@ def refuse_interrupted(flat: Flat) -> None:
     hooks = flat.hooks()
     if hooks is None:
         return
-    if hooks.unit.shown or hooks.scheduler.failed:
+    scheduler = hooks.scheduler
+    if hooks.unit.shown or scheduler.failed & scheduler.passes.keys():
         raise RuntimeError(
             f"{flat.layout.slots[0].names[0]} is in the middle of a forward or "
             "backward pass that did not end, or of a block of whole(model); call the "

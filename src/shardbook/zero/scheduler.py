@@ -325,6 +325,7 @@ class Scheduler:
         """
         if not unit.pending:
             # All of its parameters are frozen.
+            self.exchanged[unit] = None
             return
         kind, nbytes = reduced_alike(unit)
         room = self.prefetch.together - nbytes

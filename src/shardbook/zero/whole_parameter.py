@@ -293,6 +293,7 @@ class WritesInUse:
     """
 
     def __init__(self) -> None:
+        self.before = Versions()
         self.lent: list[Tensor] = []
         self.found = self.in_use = False
 

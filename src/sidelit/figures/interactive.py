@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -260,10 +261,12 @@ def read_stepper(config: Config, name: str) -> Stepper:
 
 
 def _times(folder: Path) -> Iterator[tuple[str, int, int]]:
-    """The files of a folder, and when somebody wrote to them last."""
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        state = path.stat()
-        yield path.name, state.st_mtime_ns, state.st_size
+    """The files below a folder, and when somebody wrote to them last."""
+    for path in sorted(folder.rglob("*")):
+        # What an editor keeps beside a file may be gone in the next moment.
+        with suppress(OSError):
+            state = path.stat()
+            yield path.relative_to(folder).as_posix(), state.st_mtime_ns, state.st_size
 
 
 _known: dict[tuple[object, ...], Stepper] = {}

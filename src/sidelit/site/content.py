@@ -273,7 +273,8 @@ class Text:
                 for each in self.pieces
             )
 
-        return self.once("digests of sections", made)
+        note(READ.format(self.item.source))
+        return self.graph.alone("digests of sections", (self.digest,) if self.digest else (), made)
 
 
 def chapter(

@@ -313,7 +313,8 @@ NOTATION = "notation:{}"
 
 def _read(text: Text) -> tuple[Notation, ...]:
     with as_one(NOTATION.format(text.item.source)):
-        return text.once("notations", lambda: (marking.read(text.tokens),))
+        key = (text.digest,) if text.digest else ()
+        return text.graph.alone("notations", key, lambda: (marking.read(text.tokens),))
 
 
 class Symbols:

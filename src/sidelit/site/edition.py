@@ -88,7 +88,7 @@ class Page:
             places = zip(self.text.pieces, self.words, strict=True)
             return {each.id: store.digest(words) for each, words in places}
 
-        return self.once("digests of words", made)[anchor]
+        return self.once_alone("digests of words", made)[anchor]
 
     @property
     def label_lang(self) -> str | None:
