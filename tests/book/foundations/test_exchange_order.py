@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from torch.distributed.distributed_c10d import _get_default_store
 
 import ranks
-from shardbook.foundations import agreement
+from shardbook.foundations import agreement, watchdog
 from shardbook.foundations import agreement as sentences
 from shardbook.foundations.agreement import Disagreement
 from shardbook.foundations.collectives import all_gather
@@ -874,3 +875,13 @@ def test_the_examples_in_the_text() -> None:
     results = doctest.testmod(sentences)
     assert results.attempted > 0
     assert results.failed == 0
+
+
+def test_a_rank_that_waits_in_an_exchange_writes_that_it_has_come() -> None:
+    """Another rank, whose exchange fails first, does not name it among the absent."""
+    rendezvous = agreement.Rendezvous(dist.HashStore(), 0, 2, timedelta(seconds=1))
+    order: Any = SimpleNamespace(issued=3)
+    work: Any = SimpleNamespace(is_completed=lambda: False)
+    assert not watchdog.has_come(rendezvous, 0, 3)
+    assert not Order.has_failed(order, work, rendezvous)
+    assert watchdog.has_come(rendezvous, 0, 3)

@@ -370,28 +370,25 @@ def in_the_models_own_forward(model: Pair, x: Tensor, block: Block) -> Tensor:
     return (left * right).square().mean()
 
 
-def in_a_checkpoint(model: Pair, x: Tensor, block: Block) -> Tensor:
+def checkpointed(model: Pair, x: Tensor, block: Block, use_reentrant: bool) -> Tensor:
     def features(x: Tensor) -> Tensor:
         with block(model.left):
             y: Tensor = model.left.features(x) * model.left.norm.weight
         return y
 
-    y = checkpoint(features, x.requires_grad_(), use_reentrant=False)
-    left, right = model(y)
+    result: Tensor = checkpoint(features, x.requires_grad_(), use_reentrant=use_reentrant)
+    return result
+
+
+def in_a_checkpoint(model: Pair, x: Tensor, block: Block) -> Tensor:
+    left, right = model(checkpointed(model, x, block, use_reentrant=False))
     loss: Tensor = (left * right).mean()
     return loss
 
 
 def in_a_reentrant_checkpoint(model: Pair, x: Tensor, block: Block) -> Tensor:
     """The graph of the block is recorded in the backward pass, and read there."""
-
-    def features(x: Tensor) -> Tensor:
-        with block(model.left):
-            y: Tensor = model.left.features(x) * model.left.norm.weight
-        return y
-
-    y = checkpoint(features, x.requires_grad_(), use_reentrant=True)
-    loss: Tensor = model.right(y).square().mean()
+    loss: Tensor = model.right(checkpointed(model, x, block, use_reentrant=True)).square().mean()
     return loss
 
 
