@@ -126,7 +126,7 @@ class Notes:
 
 _ZEROES = ("zero_", zero_all_.__name__)
 # PyTorch does not count the writes of its gradient scaler.
-_UNCOUNTED = (unscale_,)
+_UNCOUNTED = (unscale_.__name__,)
 _DATA: Any = Tensor.data
 
 
@@ -157,7 +157,7 @@ class Waiting(Tensor):
             for one in watched:
                 if func.__name__ in _ZEROES:
                     one.notes.zeroed = writes_to(one)
-                elif func in (*_UNCOUNTED, _DATA.__set__):
+                elif func.__name__ in _UNCOUNTED or func == _DATA.__set__:
                     one.notes.changed = True
         return result
 

@@ -56,16 +56,20 @@ def leads(texts: Sequence[Text]) -> Leads:
     current = {text.item.output for text in texts}
     outputs = {text.item.source: text.item.output for text in texts}
     for text in texts:
+        gone = {
+            moved.old: Lead(outputs[moved.source], moved.id)
+            for moved in _moved(text)
+            if moved.source in outputs
+        }
+        if gone:
+            found.setdefault(text.item.output, {}).update(gone)
         for former in text.item.former:
             if former.told and former.output not in current:
                 there = found.setdefault(former.output, {})
                 there.setdefault("", Lead(text.item.output, ""))
                 # The headings of a page of prose are in no ledger, so they are taken to be what they were.
                 there.update({slug: Lead(text.item.output, slug) for slug in _headings(text)})
-        for moved in _moved(text):
-            if moved.source in outputs:
-                there = found.setdefault(text.item.output, {})
-                there[moved.old] = Lead(outputs[moved.source], moved.id)
+                there.update(gone)
     for there in found.values():
         there.setdefault("", Lead(next(iter(there.values())).output, ""))
     return found

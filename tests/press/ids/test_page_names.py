@@ -124,7 +124,7 @@ READING = '[[front]]\nsource = "notes/reading.md"\n'
 
 def test_a_section_of_prose_goes_to_another_page(sample: Path) -> None:
     # The home page links to `notes/reading.md#the-two-columns`, and that section is elsewhere now.
-    told = '[front.moved]\nthe-two-columns = "more.md#columns"\nall = "more.md"\n'
+    told = 'was = ["notes/old"]\n[front.moved]\nthe-two-columns = "more.md#columns"\nall = "more.md"\n'
     edit(sample / CONFIG, READING, f'{READING}\n{told}\n[[front]]\nsource = "more.md"\n')
     edit(sample / "site/pages/notes/reading.md", "## The two columns", "## What is left")
     (sample / "site/pages/more.md").write_text("# More\n\n## Columns\n\nText.\n", encoding="utf-8")
@@ -133,6 +133,8 @@ def test_a_section_of_prose_goes_to_another_page(sample: Path) -> None:
     old = page(site, "notes/reading.html")
     assert {"../more.html#columns", "../more.html"} <= set(old.addresses)
     assert {"the-two-columns", "all"} <= set(old.ids)
+    # The page had another address before that.
+    assert {"../more.html#columns", "reading.html"} <= set(page(site, "notes/old.html").addresses)
 
 
 @pytest.mark.parametrize(
