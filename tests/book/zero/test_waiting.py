@@ -42,14 +42,14 @@ def add_in_place(parameter: nn.Parameter) -> None:
     parameter.grad += 1  # type: ignore[operator]
 
 
-def unscale(parameters: list[nn.Parameter]) -> None:
+def unscale(operation: Any) -> Change:
     """What PyTorch's scaler does."""
-    gradients = [gradient(parameter) for parameter in parameters]
-    torch._amp_foreach_non_finite_check_and_unscale_(gradients, torch.zeros(1), torch.full((1,), 0.5))
+    return lambda parameters: operation([*map(gradient, parameters)], torch.zeros(1), torch.full((1,), 0.5))
 
 
 CHANGES: dict[str, Change] = {
-    "unscaled": unscale,
+    "unscaled": unscale(torch._amp_foreach_non_finite_check_and_unscale_),
+    "unscaled by the operator": unscale(torch.ops.aten._amp_foreach_non_finite_check_and_unscale_),
     "in place": each(lambda parameter: gradient(parameter).mul_(0.5)),
     "added": each(add_in_place),
     "through data": each(lambda parameter: gradient(parameter).data.mul_(0.5)),
