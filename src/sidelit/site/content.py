@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
@@ -206,6 +206,8 @@ class Piece:
     """
     joined: bool = False
     """Whether it has no words, so that its code stands in the block of the section before."""
+    depth: int = 0
+    """How many definitions with a heading are around it."""
     figure: str = ""
     """The drawing that stands beside its words: `:figure: NAME`."""
     figure_line: int = 1
@@ -312,7 +314,7 @@ def chapter(
         for section, name in zip(document.sections, names, strict=True)
         if not section.hidden and (section.commentary.strip() or section.code or section.kind == "module")
     )
-    pieces = tuple(_numbered(_joined(_with_anchors(pieces)), number))
+    pieces = tuple(_numbered(_nested(tuple(_joined(_with_anchors(pieces)))), number))
     ids = Ids(name for piece in pieces for name in (piece.id, *piece.aliases))
     digest = chapter_digest(item, document, names, number)
     pieces = tuple(_with_figure(piece, item.source) for piece in pieces)
@@ -348,6 +350,14 @@ def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
             joins = piece.kind == "code" or (piece.kind == "function" and near and bool(head.tokens))
         head = head if joins else piece
         yield replace(piece, joined=True) if joins else piece
+
+
+def _nested(pieces: Sequence[Piece]) -> Iterator[Piece]:
+    """Count the definitions around each: one that is joined has no heading, so what is in it moves up."""
+    headed = {piece.qualname for piece in pieces if not piece.joined}
+    for piece in pieces:
+        around = accumulate(piece.qualname.split(".")[:-1], "{}.{}".format)
+        yield replace(piece, depth=sum(each in headed for each in around))
 
 
 def _numbered(pieces: Iterable[Piece], chapter: int) -> Iterator[Piece]:

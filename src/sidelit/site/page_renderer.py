@@ -146,7 +146,7 @@ def view(
         kind=piece.kind,
         qualname=piece.qualname,
         name=piece.qualname.rpartition(".")[2] if piece.kind in ("class", "function") else "",
-        depth=piece.qualname.count("."),
+        depth=piece.depth,
         title=renderer.inline(words.title, "title", name or piece.id),
         doc=doc,
         lines=lines,
@@ -194,7 +194,7 @@ def _newest(renderer: PageRenderer, piece: Piece) -> str:
 def _offset(piece: Piece) -> int:
     """How far headings inside a text move down, so that none skips a level below its section's own."""
     # The templates set a definition in h2, a method in h3, and anything deeper in h4.
-    return 1 + min(piece.qualname.count("."), 2) if piece.qualname else 0
+    return 1 + min(piece.depth, 2) if piece.qualname else 0
 
 
 def _usage(renderer: PageRenderer, piece: Piece) -> UsageView:

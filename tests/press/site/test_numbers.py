@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 from press.project import sidelit
@@ -30,3 +31,27 @@ def test_each_section_has_its_number_on_the_page_and_in_the_contents(sample: Pat
 def test_pages_of_no_book_have_no_numbers(sample: Path) -> None:
     sidelit("print", sample / "src", "--out", "out", cwd=sample)
     assert 'class="at"' not in (sample / "out/ring.html").read_text("utf-8")
+
+
+NESTED = '''
+
+def outer():
+    """Words."""
+    def middle(x):
+        def inner():
+            """More words."""
+            return x
+        return inner
+    return middle
+'''
+
+
+def test_no_heading_skips_a_level_where_code_without_words_stands_between(sample: Path) -> None:
+    with (sample / "src/sample/ring.py").open("a", encoding="utf-8") as file:
+        file.write(NESTED)
+    sidelit("build", cwd=sample)
+    text = (sample / "build/site/ring.html").read_text("utf-8")
+    found = re.findall(r"(?s)<h([1-6])\b[^>]*>(.*?)</h", text)
+    headings = [(int(level), re.sub("<[^>]*>", "", said)) for level, said in found]
+    assert all(level <= before + 1 for (before, _), (level, _) in pairwise(headings)), headings
+    assert headings[-2:] == [(2, "outer"), (3, "inner")]
