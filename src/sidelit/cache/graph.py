@@ -32,10 +32,13 @@ from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
+from sidelit import workers
 from sidelit.cache import store
 from sidelit.cache.store import Store
 
 Value = TypeVar("Value")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 Key = str | tuple[str, ...]
 
 
@@ -60,6 +63,8 @@ class Graph:
         self._used: dict[str, dict[Key, bytes]] = {}
         self._inputs: dict[str, Callable[[str], str]] = {}
         self._digests: dict[str, str] = {}
+        # What was asked for lately, where another process wants to know.
+        self._asked: list[tuple[str, Key, bytes]] | None = None
 
     @property
     def keeps(self) -> bool:
@@ -70,7 +75,7 @@ class Graph:
         """Whether `of` would make nothing; it counts as a question, so that the next build knows, too."""
         kept = self._used.get(kind, {}).get(key) or (self.keeps and self._of_kind(kind).get(key))
         if kept:
-            self._used.setdefault(kind, {})[key] = kept
+            self._use(kind, key, kept)
         return bool(kept)
 
     def of(self, kind: str, key: Key, make: Callable[[], Value]) -> Value:
@@ -82,14 +87,36 @@ class Graph:
         if not key or not self.keeps:
             return make()
         known = self._of_kind(kind)
-        used = self._used.setdefault(kind, {})
-        if (kept := used.get(key) or known.get(key)) is not None:
-            used[key] = kept
+        if (kept := self._used.get(kind, {}).get(key) or known.get(key)) is not None:
             value: Value = pickle.loads(kept)
-            return value
-        value = make()
-        used[key] = _written(value)
+        else:
+            value = make()
+            kept = _written(value)
+        self._use(kind, key, kept)
         return value
+
+    def shared(
+        self, function: Callable[[Item], Result], items: Sequence[Item], jobs: int | None = None
+    ) -> Iterator[Result]:
+        """The result for each item, as `workers.shared` hands it on; what `of` returns to other processes is
+        kept by this one.
+        """
+
+        def told(item: Item) -> tuple[Result, list[tuple[str, Key, bytes]]]:
+            self._asked = []
+            return function(item), self._asked
+
+        for result, asked in workers.shared(told, items, jobs):
+            self._asked = None
+            for kind, key, kept in asked:
+                self._of_kind(kind)
+                self._use(kind, key, kept)
+            yield result
+
+    def _use(self, kind: str, key: Key, kept: bytes) -> None:
+        self._used.setdefault(kind, {})[key] = kept
+        if self._asked is not None:
+            self._asked.append((kind, key, kept))
 
     def alone(self, kind: str, key: Key, make: Callable[[], Value]) -> Value:
         """The same for what is large and seldom asked for: it is read by itself."""
@@ -221,7 +248,7 @@ def as_one(name: str) -> Iterator[None]:
         _reading[:] = others
 
 
-Item = TypeVar("Item", covariant=True)
+Part = TypeVar("Part", covariant=True)
 Place = TypeVar("Place")
 Held = TypeVar("Held", covariant=True)
 
@@ -229,32 +256,32 @@ Held = TypeVar("Held", covariant=True)
 AT_HAND = 16
 
 
-class Kept(Sequence[Item]):
+class Kept(Sequence[Part]):
     """A sequence of a known length that `make` makes whenever it is not at hand; `name` is what is noted."""
 
     __slots__ = ("_length", "_make", "name")
 
-    def __init__(self, make: Callable[[], tuple[Item, ...]], length: int, name: str = "") -> None:
+    def __init__(self, make: Callable[[], tuple[Part, ...]], length: int, name: str = "") -> None:
         self._make, self._length, self.name = make, length, name
 
     def __len__(self) -> int:
         return self._length
 
     @overload
-    def __getitem__(self, place: int) -> Item: ...
+    def __getitem__(self, place: int) -> Part: ...
 
     @overload
-    def __getitem__(self, place: slice) -> tuple[Item, ...]: ...
+    def __getitem__(self, place: slice) -> tuple[Part, ...]: ...
 
-    def __getitem__(self, place: int | slice) -> Item | tuple[Item, ...]:
+    def __getitem__(self, place: int | slice) -> Part | tuple[Part, ...]:
         return self._whole()[place]
 
-    def __iter__(self) -> Iterator[Item]:
+    def __iter__(self) -> Iterator[Part]:
         return iter(self._whole())
 
-    def _whole(self) -> tuple[Item, ...]:
+    def _whole(self) -> tuple[Part, ...]:
         note(self.name)
-        whole: tuple[Item, ...] = _made(self)
+        whole: tuple[Part, ...] = _made(self)
         return whole
 
 

@@ -30,7 +30,7 @@ from sidelit.site.edition import Edition
 from sidelit.site.links import fragment
 from sidelit.site.model import Link, Program, Term, Word, Work
 from sidelit.text import markup
-from sidelit.text.everyday import is_cjk
+from sidelit.text.everyday import CJK
 
 # ## Where the terms of the glossary are used
 #
@@ -262,7 +262,7 @@ def _tag_of(word: str, spoken: Sequence[Language]) -> str:
     The list of wrong words is one for all languages. Ideographs beside kana are Japanese, and others most
     likely not; where one other language is left, it is that.
     """
-    ideographs = any(map(is_cjk, word))
+    ideographs = CJK.search(word) is not None
     left = [each for each in spoken[1:] if each.cjk == ideographs]
     if ideographs and len(left) > 1:
         kana = any("\u3041" <= char <= "\u30ff" and char != "・" for char in word)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +33,7 @@ from sidelit.site.edition import Page, Words
 from sidelit.site.links import Target, fragment
 from sidelit.site.model import CodeLine, Imports, Link, NavGroup, UsageView, code_line
 from sidelit.site.usage import Proved, Test, Usage
-from sidelit.text import code, inlines, markup, prose
+from sidelit.text import code, columns, inlines, markup, prose
 from sidelit.text.directives import Directive
 
 # ## How high the two sides of a section are
@@ -53,16 +52,13 @@ _UNSEEN = re.compile(r'<span class="katex-mathml">.*?</math></span>|<[^>]*>', re
 
 def words_above(doc: str, lines: Sequence[CodeLine]) -> bool:
     """Whether the words are one and a half times as high as the code, and it is worth an eye's way down."""
-    words, code = _height(doc), _CODE * len(lines)
+    words, code = _height(str(doc)), _CODE * len(lines)
     return bool(lines) and words > 1.5 * code and words - code > 7
 
 
 def _height(html: str) -> float:
-    text = _UNSEEN.sub("", html)
-    wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
-    return _LINE * (len(text) + wide) / _LETTERS + sum(
-        html.count(part) * each for part, each in _PARTS.items()
-    )
+    parts = sum(html.count(part) * each for part, each in _PARTS.items())
+    return _LINE * columns.letters(_UNSEEN.sub("", html)) / _LETTERS + parts
 
 
 # ## Where a directive is drawn

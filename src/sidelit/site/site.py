@@ -13,7 +13,9 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from sidelit import citing, workers
@@ -59,17 +61,22 @@ CACHE = ".cache/sidelit/work"
 
 
 def texts(
-    config: Config, notes: Collector | None = None, graph: Graph | None = None
+    config: Config,
+    notes: Collector | None = None,
+    graph: Graph | None = None,
+    jobs: int | None = None,
 ) -> tuple[content.Text, ...]:
     """Read every page of the site in the language it was written in.
 
     What is wrong with a mark or a formula of a source goes to `notes`, if they are given. Otherwise it is
-    passed over, if the configuration allows that. `graph` has the work of earlier builds.
+    passed over, if the configuration allows that. `graph` has the work of earlier builds, and what it has not
+    is read by `jobs` processes.
 
     Raises `SidelitError` with all the sources that cannot be read.
     """
     gathered, graph = Collector(), graph or Graph()
     notes = Collector() if notes is None and config.keep_going else notes
+    _read_ahead(config, graph, jobs)
     prose: dict[str, content.Text] = {}
     for each in config.prose:
         with gathered.gathering():
@@ -94,6 +101,24 @@ def texts(
             found.append(anchoring.chapter(item, document, anchors, numbers[item.name], report, graph))
     gathered.check()
     return tuple(found)
+
+
+def _read_ahead(config: Config, graph: Graph, jobs: int | None) -> None:
+    """Let several processes read what the graph does not have; whoever asks for it is told what is wrong."""
+    project = config.project
+    tests = dict.fromkeys(proof.path for chapter in config.chapters for proof in chapter.proves)
+    reading: list[Callable[[], object]] = [
+        *(partial(anchoring.prose, each, project / each.source, graph) for each in config.prose),
+        *(partial(anchoring.read, config, each.source, graph) for each in config.chapters),
+        *(partial(usage.tests_in, config, path, graph) for path in tests),
+    ]
+
+    def read(task: Callable[[], object]) -> None:
+        with suppress(SidelitError):
+            task()
+
+    for _ in graph.shared(read, reading, jobs) if graph.keeps else ():
+        pass
 
 
 def shelf(
@@ -122,7 +147,7 @@ def write_whole(
     themes.forget()
     store = Store(config.project / CACHE)
     graph = Graph(store)
-    written = texts(config, notes, graph)
+    written = texts(config, notes, graph, jobs)
     drawn = figure.read_all(config)
     books = shelf(config, written, graph, drawn)
     editions = {lang: edition.edition(config, written, books, lang) for lang in config.languages}

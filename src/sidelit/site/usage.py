@@ -21,10 +21,9 @@ from sidelit.config.chapters import Chapter, Proof
 from sidelit.config.config import Config
 from sidelit.errors import SidelitError
 from sidelit.names.links import Definition
-from sidelit.site import anchoring
 from sidelit.site.content import Piece, Text
 from sidelit.site.identifiers import Identifiers
-from sidelit.source import syntax
+from sidelit.source import source, syntax
 from sidelit.source.decoding import read_source
 
 # ## Finding the tests
@@ -49,7 +48,7 @@ class Proved:
 def proofs(config: Config, report: Report, graph: Graph | None = None) -> dict[Proof, Proved]:
     """Each test that a chapter names; what is wrong goes to `report`, with the line that names it."""
     found: dict[Proof, Proved] = {}
-    named = cache(lambda path: _tests_in(config, path, graph))
+    named = cache(lambda path: tests_in(config, path, graph))
     for chapter in config.chapters:
         _check_run(config, chapter, report)
         for proof in chapter.proves:
@@ -60,14 +59,22 @@ def proofs(config: Config, report: Report, graph: Graph | None = None) -> dict[P
     return found
 
 
-def _tests_in(config: Config, path: str, graph: Graph | None) -> Mapping[str, Proved]:
+def tests_in(config: Config, path: str, graph: Graph | None) -> Mapping[str, Proved]:
     """The functions and classes of a file and the methods of its classes, as pytest calls them.
 
     The file itself has the empty name.
     """
     if not (config.project / path).is_file():
         return {}
-    sections = anchoring.read(config, path, graph).sections
+    text, encoding = read_source(config.project / path, path)
+    found: Mapping[str, Proved] = (graph or Graph()).of(
+        "tests", store.digest(text, path, encoding), lambda: _stated(source.parse(text, path, encoding))
+    )
+    return found
+
+
+def _stated(document: source.Document) -> dict[str, Proved]:
+    sections = document.sections
     classes = {each.qualname for each in sections if each.kind == "class"}
     own = (each.commentary for each in sections if each.kind == "module")
     found = {"": Proved(1, _begins(next(own, "")))}

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import math
 import re
-import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import unescape
-from html.parser import HTMLParser
 from itertools import pairwise, takewhile
+from unicodedata import east_asian_width
 
 from markupsafe import Markup
 
@@ -29,6 +28,11 @@ from markupsafe import Markup
 _VOID = frozenset(
     ("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "wbr")
 )
+# A comment, an element that holds no other of its kind, and any other tag.
+_PART = re.compile(
+    r"""(?s)<!--.*?-->|<(?P<closed>pre|math|script|style)\b.*?</(?P=closed)>"""
+    r"""|<(?P<end>/?)(?P<tag>[a-zA-Z][\w-]*)[^"'>]*(?:"[^"]*"[^"'>]*|'[^']*'[^"'>]*)*>"""
+)
 
 
 def elements(text: str) -> Iterator[tuple[str, str]]:
@@ -37,36 +41,16 @@ def elements(text: str) -> Iterator[tuple[str, str]]:
     >>> list(elements("<p>a<b>b</b></p>\\n<hr><p>c</p>"))
     [('p', '<p>a<b>b</b></p>\\n'), ('hr', '<hr>'), ('p', '<p>c</p>')]
     """
-    reader = _Reader()
-    reader.feed(text)
-    starts = [*reader.starts, ("", len(text))]
-    for (tag, start), (_, end) in pairwise(starts):
+    text, depth = str(text), 0
+    starts: list[tuple[str, int]] = []
+    for part in _PART.finditer(text):
+        tag = part["closed"] or part["tag"]
+        if tag and not depth and not part["end"]:
+            starts.append((tag, part.start()))
+        if part["tag"] and part["tag"] not in _VOID and not part[0].endswith("/>"):
+            depth += -1 if part["end"] else 1
+    for (tag, start), (_, end) in pairwise([*starts, ("", len(text))]):
         yield tag, text[start:end]
-
-
-class _Reader(HTMLParser):
-    """Notes where the elements begin that stand in no other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.starts: list[tuple[str, int]] = []
-        self._depth = 0
-
-    def feed(self, data: str) -> None:
-        self._lines = [0, *(found.end() for found in re.finditer("\n", data))]
-        super().feed(data)
-
-    def handle_starttag(self, tag: str, attributes: object) -> None:
-        self.handle_startendtag(tag, attributes)
-        self._depth += tag not in _VOID
-
-    def handle_startendtag(self, tag: str, attributes: object) -> None:
-        if self._depth == 0:
-            line, column = self.getpos()
-            self.starts.append((tag, self._lines[line - 1] + column))
-
-    def handle_endtag(self, tag: str) -> None:
-        self._depth -= 1
 
 
 # ## How high an element is
@@ -94,14 +78,18 @@ _DRAWN = re.compile(r'<svg class="(?:narrow|wide only)"[^>]* viewBox="0 0 ([\d.]
 
 def height(html: str) -> float:
     """How high a piece of a page is, in rem."""
-    html = _FOLDED.sub("", html)
+    html = _FOLDED.sub("", str(html))
     drawn = sum(_COLUMN * float(tall) / float(wide) for wide, tall in _DRAWN.findall(html))
     codes = sum(1.5 + sum(map(_code_line, _words(code).splitlines())) for code in _CODES.findall(html))
     rest = _CODES.sub("", _UNSEEN.sub("", html))
     text = _words(rest).strip()
-    wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
     parts = sum(_PARTS.get(tag, 0.0) for tag in _TAG.findall(rest))
-    return drawn + codes + _LINE * (len(text) + wide) / _LETTERS + parts + 1.8 * rest.count("katex-display")
+    return drawn + codes + _LINE * letters(text) / _LETTERS + parts + 1.8 * rest.count("katex-display")
+
+
+def letters(text: str) -> int:
+    """How many letters a text has room for in a line; an ideograph takes the room of two."""
+    return len(text) if text.isascii() else sum(2 if east_asian_width(each) in "WF" else 1 for each in text)
 
 
 def _code_line(line: str) -> float:
@@ -273,7 +261,7 @@ def brief(words: str, code: Iterable[str]) -> bool:
     >>> brief("Short words.", [f"{'x' * 50} = 0"])
     False
     """
-    lines = [unescape(_TAG.sub("", line)) for line in code]
+    lines = [unescape(_TAG.sub("", str(line))) for line in code]
     shared = min(_SHARED, *(len(line) - len(line.lstrip(" ")) for line in lines))
     rows = sum(max(1, math.ceil((len(line) - shared) / _BRIEF)) for line in lines)
     return rows == len(lines) or height(words) > _CODE * rows

@@ -26,23 +26,16 @@ def plugin(md: MarkdownIt) -> None:
     md.inline.ruler2.after("emphasis", "tags", _pair)
 
 
-# Kana and ideographs: the characters that are set without spaces between words.
-_CJK_RANGES = (
-    (0x3005, 0x3007),
-    (0x3021, 0x3029),
-    (0x3040, 0x30FF),
-    (0x31F0, 0x31FF),
-    (0x3400, 0x4DBF),
-    (0x4E00, 0x9FFF),
-    (0xF900, 0xFAFF),
-    (0xFF66, 0xFF9F),
-    (0x20000, 0x3FFFF),
+# Kana and ideographs: the characters that are set without spaces between words (punctuation is none).
+CJK = re.compile(
+    "[\u3005-\u3007\u3021-\u3029\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    "\uff66-\uff9f\U00020000-\U0003ffff]"
 )
 
 
 def is_cjk(char: str) -> bool:
-    """Whether `char` is a kana or an ideograph (punctuation is neither)."""
-    return any(low <= ord(char) <= high for low, high in _CJK_RANGES)
+    """Whether `char` is a kana or an ideograph."""
+    return CJK.match(char) is not None
 
 
 # ## The id of a heading
@@ -79,8 +72,8 @@ def _address(state: StateInline, silent: bool) -> bool:
     # `https://{host}/` and `https://example.org/<name>` say how an address is made.
     if scheme is None or state.src[found.end() : found.end() + 1] in ("{", "<", "$", "\\"):
         return False
-    ideograph = next((at for at, char in enumerate(found[0]) if is_cjk(char)), len(found[0]))
-    address = scheme[0] + found[0][:ideograph].rstrip("?!.,:;*_~'")
+    ideograph = CJK.search(found[0])
+    address = scheme[0] + found[0][: ideograph and ideograph.start()].rstrip("?!.,:;*_~'")
     href = state.md.normalizeLink(address)
     if not state.md.validateLink(href):
         return False

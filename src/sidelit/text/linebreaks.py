@@ -13,7 +13,7 @@ from functools import lru_cache
 from html import unescape
 from itertools import accumulate, pairwise
 
-from sidelit.text.everyday import is_cjk
+from sidelit.text.everyday import CJK, is_cjk
 
 # ## Code in a line
 #
@@ -25,7 +25,8 @@ from sidelit.text.everyday import is_cjk
 WHOLE = '<span class="whole">'
 # A longer word of a sample, and of code in a sentence, has to be broken on a phone.
 _LONG, _SHORT = 32, 22
-_PIECE = re.compile(r"""<(?:"[^"]*"|'[^']*'|[^"'>])*>|[^<]+""")
+_ANY = r"""<[^"'>]*(?:"[^"]*"[^"'>]*|'[^']*'[^"'>]*)*>"""
+_PIECE = re.compile(rf"{_ANY}|[^<]+")
 _WORD = re.compile(r"(?:&[#\w]+;|[^\s&])+")
 _BREAKS = re.compile(r"[-/?!|\[{\u2013\u2026]")
 # Behind these a long word of code may end its line, and a part of it that is too long yet behind those.
@@ -90,6 +91,8 @@ _CLOSING = re.compile("[、。，．！？：；）」』”’】％・ーぁ�
 _OPENING = re.compile("[（「『“‘【]$")
 # The letters of the last line, and those of a phrase that may stand alone.
 _LAST, _MOST, _LEAST = 4, 9, 2
+# How many letters before its end tell where the last phrases of a paragraph begin.
+_SEEN = 18
 # The halves of an ideograph that the last letters take together with the code before them.
 _ROOM = 26
 
@@ -146,9 +149,12 @@ def phrases_of(tag: str, terms: tuple[str, ...] = ()) -> Phrases | None:
 # author wrote.
 
 
-_TAG = re.compile(r"""(<(?:"[^"]*"|'[^']*'|[^"'>])*>)""")
+# These hold no other of their kind.
+_CLOSED = ("pre", "script", "style", "template", "button", "select")
+_WHOLE = "|".join(rf"<{kind}\b(?s:.*?)</{kind}>" for kind in _CLOSED)
+_TAG = re.compile(f"({_WHOLE}|{_ANY})")
 _KIND = re.compile(r"</?([a-zA-Z][a-zA-Z0-9]*)")
-_SKIPPED = {"pre", "svg", "script", "style", "math", "template", "button", "select"}
+_SKIPPED = {"svg", "math"}
 _HEADS = {"h1", "h2", "h3", "h4", "h5", "h6", "th", "caption", "summary"}
 _BLOCKS = {"p", "li", "dd", "dt", "td", "figcaption", *_HEADS}
 _OTHERS = {"div", "ul", "ol", "dl", "table", "tr", "section", "aside", "blockquote", "figure", "details"}
@@ -160,6 +166,7 @@ _NUMBER = re.compile(
     r"(?:[–]\d(?:[\d.,]*\d)?(?: ?[%×])?| [%×](?!\w)"
     r"| (?:[kMGTP]i?B(?:/s)?|[mµn]?s|Gbit/s|[TGP]?FLOPs?|GHz)(?!\w))"
 )
+_DIGIT = re.compile(r"\d")
 # Stand for elements until the numbers are found: no page holds these characters.
 _WBR, _OPEN, _CLOSE = "\ufdd0", "\ufdd1", "\ufdd2"
 _MARKS = {ord(_WBR): "<wbr>", ord(_OPEN): WHOLE, ord(_CLOSE): "</span>"}
@@ -179,8 +186,10 @@ def settle(html: str, phrases: Phrases | None = None) -> str:
     for at in code:
         parts[at] = parts[at] if _MARKED.search(parts[at]) else word(parts[at])
     for at in words:
-        whole = _NUMBER.sub(lambda found: f"{_OPEN}{found[0]}{_CLOSE}", parts[at])
-        parts[at] = whole.translate(_MARKS)
+        if _DIGIT.search(parts[at]):
+            parts[at] = _NUMBER.sub(f"{_OPEN}\\g<0>{_CLOSE}", parts[at])
+        if _MARKED.search(parts[at]):
+            parts[at] = parts[at].translate(_MARKS)
     return before + "".join(parts) + closing + after
 
 
@@ -213,6 +222,8 @@ def _find(parts: list[str], phrases: Phrases | None) -> tuple[list[int], list[in
                 _join(parts, begun, at)
         elif part[1] != "/":
             coded = coded or kind == "code"
+            if kind in _CLOSED:
+                continue
             if kind in _SKIPPED or 'class="katex' in part:
                 skipped, depth, begun = kind, 1, at
             elif kind in _BLOCKS or kind in _OTHERS:
@@ -238,7 +249,7 @@ def _join(parts: list[str], start: int, end: int) -> None:
 
 
 def _settle_block(parts: list[str], start: int, end: int, words: Sequence[int], phrases: Phrases) -> None:
-    if "&" in parts[words[-1]] or not any(is_cjk(letter) for at in words for letter in parts[at]):
+    if "&" in parts[words[-1]] or not any(CJK.search(parts[at]) for at in words):
         return
     if _KIND.match(parts[start])[1] in _HEADS or _SAID.search(parts[start]):  # type: ignore[index]
         _phrase(parts, start, words, phrases)
@@ -280,10 +291,10 @@ def _bind(parts: list[str], start: int, end: int, last: int, phrases: Phrases) -
     if any(not _closes(parts[at]) for at in range(last + 1, end, 2)):
         return
     text = parts[last].rstrip()
-    if not any(map(is_cjk, text[-_MOST:])):
+    if not CJK.search(text[-_MOST:]):
         return
     if len(text) > _LAST or (len(text) > 1 and not any(parts[start + 1 : last])):
-        beginning = max(0, len(text) - 30)
+        beginning = max(0, len(text) - _SEEN)
         cuts = [beginning + place for place in phrases.cut(text[beginning:])]
         fit = [place for place in cuts if _LAST <= len(text) - place <= _MOST]
         place = max(fit, default=0 if len(text) <= _MOST else len(text) - _LAST - 1)
@@ -307,7 +318,7 @@ def _bind(parts: list[str], start: int, end: int, last: int, phrases: Phrases) -
                 parts[last] = text + _CLOSE
                 return
         else:
-            width += sum(2 if is_cjk(letter) else 1 for letter in parts[at])
+            width += len(parts[at]) + len(CJK.findall(parts[at]))
             if width > _ROOM or (not depth and parts[at]):
                 return
 
