@@ -55,8 +55,8 @@ def shared(
 
     Raises what the function raises for the first item that it fails for.
     """
-    count = min(cores() if jobs is None else jobs, len(items) // LEAST)
-    if count < 2 or not _may_fork():
+    count = number(items, jobs)
+    if count < 2:
         yield from map(function, items)
         return
     crew = _Crew(function, items, count)
@@ -64,6 +64,12 @@ def shared(
         yield from crew.results()
     finally:
         crew.end()
+
+
+def number(items: Sequence[object], jobs: int | None = None) -> int:
+    """How many processes share so many items; one alone is this one."""
+    count = min(cores() if jobs is None else jobs, len(items) // LEAST)
+    return count if count > 1 and _may_fork() else 1
 
 
 @contextmanager

@@ -25,20 +25,19 @@ from __future__ import annotations
 
 import pickle
 from collections import UserString
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 from sidelit import workers
 from sidelit.cache import store
 from sidelit.cache.store import Store
+from sidelit.errors import SidelitError
 
 Value = TypeVar("Value")
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 Key = str | tuple[str, ...]
 
 
@@ -48,6 +47,15 @@ class Traced:
 
     value: Any
     read: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Task(Generic[Value]):
+    """What `make` makes follows from what `key` stands for, and from the `kind` of it."""
+
+    kind: str
+    key: Key
+    make: Callable[[], Value]
 
 
 class Graph:
@@ -63,8 +71,6 @@ class Graph:
         self._used: dict[str, dict[Key, bytes]] = {}
         self._inputs: dict[str, Callable[[str], str]] = {}
         self._digests: dict[str, str] = {}
-        # What was asked for lately, where another process wants to know.
-        self._asked: list[tuple[str, Key, bytes]] | None = None
 
     @property
     def keeps(self) -> bool:
@@ -95,28 +101,20 @@ class Graph:
         self._use(kind, key, kept)
         return value
 
-    def shared(
-        self, function: Callable[[Item], Result], items: Sequence[Item], jobs: int | None = None
-    ) -> Iterator[Result]:
-        """The result for each item, as `workers.shared` hands it on; what `of` returns to other processes is
-        kept by this one.
-        """
+    def do(self, task: Task[Value]) -> Value:
+        """What a task makes, as `of` returns it."""
+        return self.of(task.kind, task.key, task.make)
 
-        def told(item: Item) -> tuple[Result, list[tuple[str, Key, bytes]]]:
-            self._asked = []
-            return function(item), self._asked
-
-        for result, asked in workers.shared(told, items, jobs):
-            self._asked = None
-            for kind, key, kept in asked:
-                self._of_kind(kind)
-                self._use(kind, key, kept)
-            yield result
+    def ahead(self, tasks: Iterable[Task[Any]], jobs: int | None = None) -> None:
+        """Let several processes do what nobody has done yet; whoever asks next is told what is wrong."""
+        missing = [task for task in tasks if self.keeps and task.key and not self.knows(task.kind, task.key)]
+        if workers.number(missing, jobs) > 1:
+            for task, kept in zip(missing, workers.shared(_attempted, missing, jobs), strict=True):
+                if kept is not None:
+                    self._use(task.kind, task.key, kept)
 
     def _use(self, kind: str, key: Key, kept: bytes) -> None:
         self._used.setdefault(kind, {})[key] = kept
-        if self._asked is not None:
-            self._asked.append((kind, key, kept))
 
     def alone(self, kind: str, key: Key, make: Callable[[], Value]) -> Value:
         """The same for what is large and seldom asked for: it is read by itself."""
@@ -195,6 +193,13 @@ class Graph:
             kept = self._store.get(_name(kind))
             self._known[kind] = {} if kept is None else pickle.loads(kept)
         return self._known[kind]
+
+
+def _attempted(task: Task[Any]) -> bytes | None:
+    try:
+        return _written(task.make())
+    except SidelitError:
+        return None
 
 
 def _written(value: object) -> bytes:
@@ -324,7 +329,7 @@ class NotedText(UserString):
     data: Any = property(_told)
 
 
-def in_file(items: tuple[Item, ...], path: Path) -> Kept[Item]:
+def in_file(items: tuple[Value, ...], path: Path) -> Kept[Value]:
     """Keep a sequence in a file of a folder of one's own.
 
     It is written as a pickle, so nobody else may write into that folder.

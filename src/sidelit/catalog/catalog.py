@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 from markdown_it.token import Token
 
 from sidelit.cache import store
-from sidelit.cache.graph import Graph, Kept
+from sidelit.cache.graph import Graph, Kept, Task
 from sidelit.cache.records import Late
 from sidelit.catalog import po_file
 from sidelit.catalog.po_file import Entry, File
@@ -366,6 +367,13 @@ def _read_all(locale_dir: Path, languages: Sequence[str], known: Graph) -> dict[
 def _read_language(locale_dir: Path, lang: str, known: Graph) -> Iterator[tuple[str, po_file.File]]:
     for page, path in _files(locale_dir / lang):
         yield page, po_file.opened(path, lang, _shown(path, locale_dir), known)
+
+
+def files_read(locale_dir: Path, lang: str) -> Iterator[Task[tuple[po_file.Entry, ...]]]:
+    """The catalogues of a language that can be found; each task reads one."""
+    for _, path in _files(locale_dir / lang):
+        with suppress(SidelitError):
+            yield po_file.reading(path, lang, _shown(path, locale_dir))
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:

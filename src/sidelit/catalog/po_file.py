@@ -26,7 +26,7 @@ from pathlib import Path
 import polib
 
 from sidelit.cache import store
-from sidelit.cache.graph import Graph
+from sidelit.cache.graph import Graph, Task
 from sidelit.errors import SidelitError
 from sidelit.files import assets, atomic
 
@@ -85,13 +85,19 @@ class File:
 
 def opened(path: Path, lang: str, shown: str, graph: Graph) -> File:
     """Find a catalogue sound, which an earlier build may have done; raises as `read` does."""
+    task = reading(path, lang, shown)
+    read = partial(graph.do, task)
+    if graph.knows(task.kind, task.key):
+        return File(str(task.key), read)
+    entries = read()
+    return File(str(task.key), lambda: entries)
+
+
+def reading(path: Path, lang: str, shown: str) -> Task[tuple[Entry, ...]]:
+    """Find a catalogue; the task reads it."""
     text = _decode(path, shown)
     key = store.digest(text, lang, shown)
-    read = partial(graph.of, "catalogues", key, partial(_read, path, text, lang, shown))
-    if graph.knows("catalogues", key):
-        return File(key, read)
-    entries = read()
-    return File(key, lambda: entries)
+    return Task("catalogues", key, partial(_read, path, text, lang, shown))
 
 
 def read(path: Path, lang: str, shown: str) -> tuple[Entry, ...]:

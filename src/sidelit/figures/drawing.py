@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -20,12 +21,14 @@ from markdown_it.token import Token
 from markupsafe import Markup
 
 from sidelit import theme
+from sidelit.cache import store
+from sidelit.cache.graph import Graph, Task
 from sidelit.catalog import catalog, sync
 from sidelit.catalog.catalog import STATES, Catalogs
 from sidelit.config.config import Config
 from sidelit.errors import SidelitError
 from sidelit.figures import pen, words
-from sidelit.figures.figure import FOLDER, Figure, Recording
+from sidelit.figures.figure import FOLDER, RECORDED, Figure, Recording
 from sidelit.figures.words import BLANK, Said
 from sidelit.text import markup
 
@@ -190,6 +193,12 @@ class Easel:
             state=script.state,
         )
 
+    def digest(self, figure: Figure) -> str:
+        """Stands for the files that a figure is drawn from."""
+        recorded = (self.folder.parent / RECORDED / f"{each.name}.json" for each in figure.recordings)
+        shared = sorted(self.folder.glob("_*"))
+        return store.of_files([*sorted(self.folder.glob(f"{figure.name}.*")), *shared, *recorded])
+
     def _path(self, figure: Figure, ending: str) -> str:
         return f"{self.shown}/{figure.name}.{ending}"
 
@@ -338,7 +347,7 @@ _TOOLS: dict[str, Any] = {
 
 
 class Gallery:
-    """The figures of a site by name; a drawing is made once for each language."""
+    """The figures of a site by name; a drawing is made once for each language, by this build or another."""
 
     def __init__(
         self,
@@ -346,15 +355,23 @@ class Gallery:
         easel: Easel | None = None,
         shelf: Catalogs | None = None,
         counts: Mapping[str, Sequence[tuple[float, str]]] = MappingProxyType({}),
+        graph: Graph | None = None,
     ) -> None:
         self._figures: Mapping[str, Figure] = {each.name: each for each in figures}
         self._easel, self._shelf, self._counts = easel, shelf, counts
+        self._graph = graph or Graph()
         self._drawn: dict[tuple[str, str], Drawing] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
         """What a page may ask for."""
         return tuple(sorted(self._figures))
+
+    def ahead(self, jobs: int | None = None) -> None:
+        """Let several processes draw what no earlier build has drawn."""
+        if self._easel is not None:
+            easel = self._easel
+            self._graph.ahead([self._task(easel, each) for each in self._figures.values()], jobs)
 
     def draw(self, name: str, lang: str, path: str | None = None, line: int | None = None) -> Drawing:
         """The figure of a name in one language; `path` and `line` say who asks for it.
@@ -366,14 +383,34 @@ class Gallery:
             hint = f"there is {', '.join(close)}" if close else "this site has none"
             raise SidelitError(f"there is no figure {name!r}", path=path, line=line, hint=hint)
         if (name, lang) not in self._drawn:
-            figure = self._figures[name]
-            book = self._shelf.translation(figure.page, lang) if self._shelf else None
-            self._drawn[name, lang] = self._easel.draw(figure, book, self._counts.get(lang, ()))
+            self._drawn |= {(name, each): made for each, made in self._made(name, lang, self._easel).items()}
         return self._drawn[name, lang]
 
+    def _made(self, name: str, lang: str, easel: Easel) -> Mapping[str, Drawing]:
+        figure = self._figures[name]
+        if self._graph.keeps:
+            with suppress(SidelitError):
+                return self._graph.do(self._task(easel, figure))
+        # A mistake of another language is told where that is shown.
+        return {lang: self._in(lang, easel, figure)}
 
-def gallery(config: Config, figures: Sequence[Figure], shelf: Catalogs) -> Gallery:
+    def _task(self, easel: Easel, figure: Figure) -> Task[dict[str, Drawing]]:
+        """A figure in all languages: its template is read once for them."""
+        books = [book.digest for lang in self._counts if (book := self._book(figure, lang))]
+        key = store.digest(easel.digest(figure), books, self._counts)
+        return Task("figures", key, lambda: {lang: self._in(lang, easel, figure) for lang in self._counts})
+
+    def _in(self, lang: str, easel: Easel, figure: Figure) -> Drawing:
+        return easel.draw(figure, self._book(figure, lang), self._counts.get(lang, ()))
+
+    def _book(self, figure: Figure, lang: str) -> catalog.Catalog | None:
+        return self._shelf.translation(figure.page, lang) if self._shelf else None
+
+
+def gallery(
+    config: Config, figures: Sequence[Figure], shelf: Catalogs, graph: Graph | None = None
+) -> Gallery:
     """The gallery of a site, whose catalogues are on the shelf."""
     folder = config.folder / FOLDER
     counts = {lang: config.language(lang).counts for lang in config.languages}
-    return Gallery(figures, Easel(folder, config.shown(folder)), shelf, counts)
+    return Gallery(figures, Easel(folder, config.shown(folder)), shelf, counts, graph)

@@ -216,7 +216,7 @@ class Found:
 
 
 # How much text stays outlined before all of it is put away, in characters.
-MOST = 1_000_000
+MOST = 2_000_000
 
 
 class Names:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sidelit.cache import store
-from sidelit.cache.graph import Graph, Kept
+from sidelit.cache.graph import Graph, Kept, Task
 from sidelit.config import config as configuration
 from sidelit.config.chapters import Chapter
 from sidelit.config.config import Config
@@ -56,12 +56,14 @@ def placed(config: Config, item: Chapter, graph: Graph | None = None) -> ledger.
 
 def read(config: Config, source_path: str, graph: Graph | None = None) -> source.Document:
     """Read a source, unless an earlier build has read the same."""
-    path = config.project / source_path
-    if graph is None:
-        return source.read(path, shown=source_path)
-    text, encoding = decoding.read_source(path, source_path)
+    return (graph or Graph()).do(document_read(config, source_path))
+
+
+def document_read(config: Config, source_path: str) -> Task[source.Document]:
+    """Find a source; the task reads it."""
+    text, encoding = decoding.read_source(config.project / source_path, source_path)
     key = store.digest(text, source_path, encoding)
-    return graph.of("documents", key, lambda: source.parse(text, source_path, encoding))
+    return Task("documents", key, lambda: source.parse(text, source_path, encoding))
 
 
 def assign(config: Config, pages: Sequence[ledger.Placed]) -> dict[str, tuple[Anchor, ...] | SidelitError]:
@@ -140,9 +142,17 @@ Report = Callable[[SidelitError], None]
 
 def prose(item: Prose, path: Path, graph: Graph) -> Text:
     """Read a page of Markdown, as `content.prose` does."""
+    return _text(*_prose(item, path), graph)[0]
+
+
+def prose_read(item: Prose, path: Path, graph: Graph) -> Task[Read]:
+    """Find a page of Markdown; the task reads it."""
+    return _read(*_prose(item, path), graph, [])
+
+
+def _prose(item: Prose, path: Path) -> tuple[str, Callable[[Report], Text]]:
     written = content.written(item, path)
-    key = content.prose_digest(item, written)
-    return _text(key, lambda report: content.prose(item, written), graph)[0]
+    return content.prose_digest(item, written), lambda report: content.prose(item, written)
 
 
 def chapter(
@@ -179,18 +189,28 @@ def _text(key: str, make: Callable[[Report], Text], graph: Graph) -> tuple[Text,
     """A text, and what is wrong in it."""
     pieces: list[tuple[Piece, ...]] = []
 
-    def first() -> tuple[Text, int, tuple[SidelitError, ...]]:
+    def again() -> tuple[Piece, ...]:
+        # Those that this process has made stay: much will be asked about them.
+        if pieces:
+            return pieces[0]
+        return graph.alone("pieces", key, lambda: tuple(make(lambda error: None).pieces))
+
+    text, length, faults = graph.do(_read(key, make, graph, pieces))
+    kept = Kept(again, length, content.READ.format(text.item.source))
+    return replace(text, pieces=kept, graph=graph), faults
+
+
+Read = tuple[Text, int, tuple[SidelitError, ...]]
+"""A text without its pieces, their number, and what is wrong in it."""
+
+
+def _read(
+    key: str, make: Callable[[Report], Text], graph: Graph, pieces: list[tuple[Piece, ...]]
+) -> Task[Read]:
+    def read() -> Read:
         faults: list[SidelitError] = []
         text = make(faults.append)
         pieces.append(graph.alone("pieces", key, lambda: tuple(text.pieces)))
         return replace(text, pieces=()), len(text.pieces), tuple(faults)
 
-    def again() -> tuple[Piece, ...]:
-        # Those that this build has made stay: much will be asked about them.
-        if pieces:
-            return pieces[0]
-        return graph.alone("pieces", key, lambda: tuple(make(lambda error: None).pieces))
-
-    text, length, faults = graph.of("texts", key, first)
-    kept = Kept(again, length, content.READ.format(text.item.source))
-    return replace(text, pieces=kept, graph=graph), faults
+    return Task("texts", key, read)

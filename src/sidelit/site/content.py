@@ -17,7 +17,7 @@ from typing import TypeVar
 from markdown_it.token import Token
 
 from sidelit.cache import store
-from sidelit.cache.graph import Graph, note
+from sidelit.cache.graph import Graph, Task, note
 from sidelit.cache.records import Ids
 from sidelit.catalog import sync
 from sidelit.config.chapters import Chapter
@@ -241,7 +241,11 @@ class Text:
     def once(self, kind: str, make: Callable[[], Value], *others: str) -> Value:
         """What `make` finds in this text; it may look at what the digests of `others` stand for, too."""
         note(READ.format(self.item.source))
-        return self.graph.of(kind, (self.digest, *others) if self.digest else "", make)
+        return self.graph.do(self.task(kind, make, *others))
+
+    def task(self, kind: str, make: Callable[[], Value], *others: str) -> Task[Value]:
+        """The same as a task."""
+        return Task(kind, (self.digest, *others) if self.digest else "", make)
 
     @property
     def prose(self) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sidelit.cache import store
-from sidelit.cache.graph import as_one
+from sidelit.cache.graph import Graph, as_one
 from sidelit.cache.records import Ids
 from sidelit.config import glossary
 from sidelit.config import glossary as glossary_file
@@ -53,16 +53,22 @@ class Use:
     id: str
 
 
-def uses(glossary: Glossary, texts: Collection[Text]) -> Mapping[str, tuple[Use, ...]]:
-    """The uses of each term, by its name; nothing is read where no page shows them."""
+def uses(
+    glossary: Glossary, texts: Collection[Text], graph: Graph | None = None, jobs: int | None = None
+) -> Mapping[str, tuple[Use, ...]]:
+    """The uses of each term, by its name, found by `jobs` processes; nothing is read where no page shows
+    them.
+    """
     if not any(_shows(text) for text in texts):
         return {}
     finder, words = Finder(glossary), store.digest(glossary)
+    graph = graph or Graph()
     weighed: dict[str, list[tuple[int, Use]]] = {}
-    for text in texts:
-        if isinstance(text.item, Prose) and text.item.append:
-            continue
-        for term, (weight, section) in text.once("uses", partial(_in_page, finder, text), words).items():
+    said = [text for text in texts if not (isinstance(text.item, Prose) and text.item.append)]
+    tasks = [text.task("uses", partial(_in_page, finder, text), words) for text in said]
+    graph.ahead(tasks, jobs)
+    for text, task in zip(said, tasks, strict=True):
+        for term, (weight, section) in graph.do(task).items():
             weighed.setdefault(term, []).append((weight, Use(text.item.output, section)))
     # The sort keeps the order of the book among pages of one weight.
     return {

@@ -158,18 +158,21 @@ def write(
     jobs: int | None = None,
     graph: Graph | None = None,
     filled: Callable[[bytes], bytes] = bytes,
+    ahead: Callable[[Page], object] = bool,
 ) -> None:
     """Write pages; those of one text in all languages are made by one process.
 
-    What the `graph` has of them is taken from there, before it is `filled`. Mistakes go to `build.report`,
+    What the `graph` has of them is taken from there, before it is `filled`. The others are handed to `ahead`,
+    while their words are at hand. Mistakes go to `build.report`,
     language by language in the order of the texts.
     """
     graph = graph or Graph()
     shared = inputs(build, graph)
 
     def make(group: Sequence[Order]) -> list[list[SidelitError]]:
-        return [_written(build, order, out, graph, shared, filled) for order in group]
+        return [_written(build, order, out, graph, shared, filled, ahead) for order in group]
 
+    build.figures.ahead(jobs)
     context.prepare(sorted({assemble.kind(order.shown) for group in orders for order in group}), build.theme)
     told = list(workers.shared(make, orders, jobs))
     for of_a_language in zip_longest(*told, fillvalue=()):
@@ -187,11 +190,18 @@ def _written(
     graph: Graph,
     shared: str,
     filled: Callable[[bytes], bytes],
+    ahead: Callable[[Page], object],
 ) -> list[SidelitError]:
     """Write one page and what lies beside it; returns its mistakes."""
     errors: list[SidelitError] = []
     shown, told = order.shown, replace(build, report=errors.append)
-    for name, make in zip(order.files, (_made, _cards), strict=False):
+
+    def made(build: BuildContext, shown: Page) -> bytes:
+        page = _made(build, shown)
+        ahead(shown)
+        return page
+
+    for name, make in zip(order.files, (made, _cards), strict=False):
         key = (shared, name, shown.lang, shown.digest) if shown.digest else ()
         # A mistake is told by every build, so its page is made by every build.
         content = graph.traced("pages", key, partial(make, told, shown), lambda: not errors)

@@ -15,12 +15,12 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from sidelit import citing, workers
 from sidelit import theme as themes
-from sidelit.cache.graph import Graph, Noted
+from sidelit.cache.graph import Graph, Noted, Task
 from sidelit.cache.store import Store
 from sidelit.catalog import catalog
 from sidelit.config import glossary, origin
@@ -76,7 +76,7 @@ def texts(
     """
     gathered, graph = Collector(), graph or Graph()
     notes = Collector() if notes is None and config.keep_going else notes
-    _read_ahead(config, graph, jobs)
+    graph.ahead(_reading(config, graph), jobs)
     prose: dict[str, content.Text] = {}
     for each in config.prose:
         with gathered.gathering():
@@ -103,22 +103,19 @@ def texts(
     return tuple(found)
 
 
-def _read_ahead(config: Config, graph: Graph, jobs: int | None) -> None:
-    """Let several processes read what the graph does not have; whoever asks for it is told what is wrong."""
-    project = config.project
-    tests = dict.fromkeys(proof.path for chapter in config.chapters for proof in chapter.proves)
-    reading: list[Callable[[], object]] = [
-        *(partial(anchoring.prose, each, project / each.source, graph) for each in config.prose),
-        *(partial(anchoring.read, config, each.source, graph) for each in config.chapters),
-        *(partial(usage.tests_in, config, path, graph) for path in tests),
-    ]
-
-    def read(task: Callable[[], object]) -> None:
+def _reading(config: Config, graph: Graph) -> Iterator[Task[Any]]:
+    """All that a build reads of files, each by itself."""
+    for each in config.prose:
         with suppress(SidelitError):
-            task()
-
-    for _ in graph.shared(read, reading, jobs) if graph.keeps else ():
-        pass
+            yield anchoring.prose_read(each, config.project / each.source, graph)
+    for chapter in config.chapters:
+        with suppress(SidelitError):
+            yield anchoring.document_read(config, chapter.source)
+    for path in dict.fromkeys(proof.path for chapter in config.chapters for proof in chapter.proves):
+        with suppress(SidelitError):
+            yield usage.tests_read(config, path)
+    for lang in config.languages[1:]:
+        yield from catalog.files_read(config.folder / "locale", lang)
 
 
 def shelf(
@@ -159,7 +156,7 @@ def write_whole(
     tests = usage.texts(config, graph)
     names = identifiers.identifiers(config, written, jobs, tests)
     uses_of = usage.used_in(names, written)
-    uses_in = listing.uses(terms, written)
+    uses_in = listing.uses(terms, written, graph, jobs)
     build = BuildContext(
         config=config,
         editions=editions,
@@ -174,7 +171,7 @@ def write_whole(
         cited=project,
         glossary=terms,
         uses=Noted(uses_in, listing.USES),
-        figures=drawing.gallery(config, drawn, books),
+        figures=drawing.gallery(config, drawn, books, graph),
         shelf=books,
         works=works,
         programs=programs,
@@ -197,9 +194,9 @@ def write_whole(
     # Said in one language, it is true of all.
     for error in making.clashes(group[0] for group in orders):
         build.report(error)
-    making.write(build, orders, out, jobs, graph, state.filled)
-    gathered.check()
     material = search.Material(config, editions, terms, works, programs, synonyms.of_site(config))
+    making.write(build, orders, out, jobs, graph, state.filled, search.ahead(material))
+    gathered.check()
     parts = search.write(material, out.put)
     pages = [name for group in orders for order in group for name in order.files]
     for name in (*parts, *pages):

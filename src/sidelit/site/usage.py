@@ -14,7 +14,7 @@ from itertools import accumulate
 from pathlib import Path, PurePosixPath
 
 from sidelit.cache import store
-from sidelit.cache.graph import Graph, note
+from sidelit.cache.graph import Graph, Task, note
 from sidelit.cache.records import Ids
 from sidelit.config import chapters
 from sidelit.config.chapters import Chapter, Proof
@@ -48,7 +48,12 @@ class Proved:
 def proofs(config: Config, report: Report, graph: Graph | None = None) -> dict[Proof, Proved]:
     """Each test that a chapter names; what is wrong goes to `report`, with the line that names it."""
     found: dict[Proof, Proved] = {}
-    named = cache(lambda path: tests_in(config, path, graph))
+    graph = graph or Graph()
+
+    @cache
+    def named(path: str) -> Mapping[str, Proved]:
+        return graph.do(tests_read(config, path)) if (config.project / path).is_file() else {}
+
     for chapter in config.chapters:
         _check_run(config, chapter, report)
         for proof in chapter.proves:
@@ -59,18 +64,14 @@ def proofs(config: Config, report: Report, graph: Graph | None = None) -> dict[P
     return found
 
 
-def tests_in(config: Config, path: str, graph: Graph | None) -> Mapping[str, Proved]:
+def tests_read(config: Config, path: str) -> Task[Mapping[str, Proved]]:
     """The functions and classes of a file and the methods of its classes, as pytest calls them.
 
     The file itself has the empty name.
     """
-    if not (config.project / path).is_file():
-        return {}
     text, encoding = read_source(config.project / path, path)
-    found: Mapping[str, Proved] = (graph or Graph()).of(
-        "tests", store.digest(text, path, encoding), lambda: _stated(source.parse(text, path, encoding))
-    )
-    return found
+    key = store.digest(text, path, encoding)
+    return Task("tests", key, lambda: _stated(source.parse(text, path, encoding)))
 
 
 def _stated(document: source.Document) -> dict[str, Proved]:

@@ -17,15 +17,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
-import pickle
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import IO
 
 from sidelit.cache import store
+from sidelit.cache.records import quick
 from sidelit.config.chapters import Chapter
 from sidelit.config.config import Config
 from sidelit.config.glossary import Glossary
@@ -77,70 +74,105 @@ def write(made_of: Material, put: Callable[[str, bytes], None]) -> tuple[str, ..
 
     for lang, edition in made_of.editions.items():
         if len(edition.pages) > 1:
-            # Such a file has no name, so nothing is left of it wherever the build is stopped.
-            with tempfile.TemporaryFile() as aside:
-                _Writing(made_of, edition, partial(kept, folder(lang)), aside).write()
+            _Writing(Reading(made_of, lang), partial(kept, folder(lang))).write()
     return tuple(names)
 
 
+def ahead(made_of: Material) -> Callable[[Page], None]:
+    """What reads a page for the index while its words are at hand."""
+    readings = {lang: Reading(made_of, lang) for lang in made_of.editions}
+
+    def read(page: Page) -> None:
+        readings[page.lang].ahead(page)
+
+    return read
+
+
+@quick
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """What the index says about a page, as it is written: its places, their text, how long that is."""
+    """What the index says about a page, as it is written: its places, and their text."""
 
     places: str
     text: str
-    lengths: tuple[int, ...]
+    count: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A page and the number of its places; its postings are made from it and from what `others` stand for."""
+class Reading:
+    """What the index of one language takes from its pages; an earlier build may have taken it."""
 
-    page: Page
-    make: Callable[[], postings.Postings]
-    others: tuple[str, ...]
-    places: int
+    def __init__(self, made_of: Material, lang: str) -> None:
+        self.made_of, self.edition = made_of, made_of.editions[lang]
+        config = made_of.config
+        # The language of the pages and that of the sources, which stands where a translation lacks.
+        self.langs = tuple(dict.fromkeys((lang, config.source_language)))
+        self.spoken = [config.language(each).search for each in self.langs]
+        self.tokenizer = Tokenizer(self.spoken)
+        self.tables = store.digest(made_of.glossary, made_of.works, made_of.programs, self.spoken)
+
+    def ahead(self, page: Page) -> None:
+        """Read a page while its words are at hand."""
+        if self.edition.pages.get(page.text.item.output) is page:
+            inside = self._places(page)
+            page.once_alone(_ENTRIES, lambda: self._said(page, inside), self.tables)
+            page.once_alone(_POSTINGS, lambda: postings.postings(inside, self.tokenizer), self.tables)
+
+    def entry(self, page: Page) -> _Entry:
+        """What it says about a page."""
+        return page.once_alone(_ENTRIES, lambda: self._said(page, self._places(page)), self.tables)
+
+    def postings(self, page: Page) -> postings.Postings:
+        """The terms of a page."""
+
+        def made() -> postings.Postings:
+            return postings.postings(self._places(page), self.tokenizer)
+
+        return page.once_alone(_POSTINGS, made, self.tables)
+
+    def _places(self, page: Page) -> Sequence[Place]:
+        made_of = self.made_of
+        return places.places(page, made_of.glossary, made_of.works, made_of.programs)
+
+    @staticmethod
+    def _said(page: Page, inside: Sequence[Place]) -> _Entry:
+        return _Entry(
+            _json([[place.id, place.title, place.kind + 4 * place.depth] for place in inside]),
+            _json([[place.words, place.code, *[page.source_lang] * place.foreign] for place in inside]),
+            len(inside),
+        )
+
+
+_ENTRIES, _POSTINGS = "entries", "postings of a page"
 
 
 class _Writing:
     """The making of the index of one language; the words of a page are forgotten when they are written."""
 
-    def __init__(
-        self, made_of: Material, edition: Edition, put: Callable[[str, bytes], None], aside: IO[bytes]
-    ) -> None:
-        self._made_of = made_of
-        self._edition = edition
-        self._put = put
-        # The places of a page are needed once more when the lengths of all are known.
-        self._aside = aside
-        self._found: dict[str, int] = {}
-        # The language of the pages and that of the sources, which stands where a translation lacks.
-        self._langs = tuple(dict.fromkeys((edition.lang, made_of.config.source_language)))
-        self._spoken = [made_of.config.language(lang).search for lang in self._langs]
-        self._tokenizer = Tokenizer(self._spoken)
-        self._tables = store.digest(made_of.glossary, made_of.works, made_of.programs, self._spoken)
+    def __init__(self, reading: Reading, put: Callable[[str, bytes], None]) -> None:
+        self._reading, self._put = reading, put
         # Parts of an older index, which a browser may still keep, must not be mixed with these.
         self._version = hashlib.sha256()
 
     def write(self) -> None:
-        rows, lengths = [], []
-        for at, (output, page) in enumerate(self._edition.pages.items()):
-            entry = page.once_alone("entries", partial(self._entry, page), self._tables)
+        reading, tokenizer = self._reading, self._reading.tokenizer
+        rows, counts = [], []
+        for at, (output, page) in enumerate(reading.edition.pages.items()):
+            entry = reading.entry(page)
             self._part(f"text-{at}.js", f"searching.texts[{at}]={entry.text};\n")
             rows.append(f"{_json([output, *_named(page), _rank(page)])[:-1]},{entry.places}]")
-            lengths.append(entry.lengths)
+            counts.append(entry.count)
         starts = []
-        lists = self._lists(lengths)
+        lists = self._lists(counts)
         for at, (start, shard) in enumerate(_shards(lists)):
             self._part(f"words-{at}.js", f"searching.words[{at}]={_json(shard)};\n")
             starts.append(start)
-        words = self._made_of.config.language(self._edition.lang).words
+        words = reading.made_of.config.language(reading.edition.lang).words
         core = {
             "starts": starts,
             "unspaced": UNSPACED,
-            "stops": self._tokenizer.stops,
-            "folds": [[*each] for each in self._tokenizer.folds.items()],
-            "endings": [[*each] for spoken in self._spoken for each in spoken.endings],
+            "stops": tokenizer.stops,
+            "folds": [[*each] for each in tokenizer.folds.items()],
+            "endings": [[*each] for spoken in reading.spoken for each in spoken.endings],
             "synonyms": self._synonyms(lists),
             "ui": {key[7:]: word for key, word in words.items() if key.startswith("search_")},
             "version": self._version.hexdigest()[:8],
@@ -150,13 +182,14 @@ class _Writing:
 
     def _synonyms(self, lists: postings.Lists) -> list[list[list[str]]]:
         """The rows that may find what a query does not say; words that stand on no page are not asked for."""
-        terms = synonyms.of_glossary(self._made_of.glossary, self._made_of.config.source_language)
-        rows = (*self._made_of.synonyms, *terms)
-        shown = [row.shown(self._langs, partial(self._stands, lists)) for row in rows]
+        made_of = self._reading.made_of
+        terms = synonyms.of_glossary(made_of.glossary, made_of.config.source_language)
+        rows = (*made_of.synonyms, *terms)
+        shown = [row.shown(self._reading.langs, partial(self._stands, lists)) for row in rows]
         return [[asked, others] for asked, others in shown if asked and len(asked) + len(others) > 1]
 
     def _stands(self, lists: postings.Lists, word: str) -> bool:
-        terms = self._tokenizer.terms(word)
+        terms = self._reading.tokenizer.terms(word)
         return bool(terms) and all(term in lists for term in terms)
 
     def _part(self, name: str, text: str) -> None:
@@ -164,56 +197,23 @@ class _Writing:
         self._version.update(content)
         self._put(name, content)
 
-    def _places(self, page: Page) -> Sequence[Place]:
-        made_of = self._made_of
-        return places.places(page, made_of.glossary, made_of.works, made_of.programs)
-
-    def _entry(self, page: Page) -> _Entry:
-        inside = self._places(page)
-        self._found[page.text.item.output] = self._aside.seek(0, os.SEEK_END)
-        pickle.dump(inside, self._aside, protocol=pickle.HIGHEST_PROTOCOL)
-        return _Entry(
-            _json([[place.id, place.title, place.kind + 4 * place.depth] for place in inside]),
-            _json([[place.words, place.code, *[page.source_lang] * place.foreign] for place in inside]),
-            postings.lengths(inside, self._tokenizer),
-        )
-
-    def _postings(self, page: Page, usual: int) -> postings.Postings:
-        if (place := self._found.get(page.text.item.output)) is None:
-            return postings.postings(self._places(page), self._tokenizer, usual)
-        self._aside.seek(place)
-        return postings.postings(pickle.load(self._aside), self._tokenizer, usual)
-
-    def _lists(self, lengths: Sequence[tuple[int, ...]]) -> postings.Lists:
+    def _lists(self, counts: Sequence[int]) -> postings.Lists:
         """Each term of the index with its places."""
-        usual = postings.usual(length for inside in lengths for length in inside)
-        lists = postings.Lists()
-        rows = []
-        for page, inside in zip(self._edition.pages.values(), lengths, strict=True):
-            others = self._tables, store.digest(usual)
-            rows.append(_Row(page, partial(self._postings, page, usual), others, len(inside)))
+        reading, lists = self._reading, postings.Lists()
+        rows = list(zip(reading.edition.pages.values(), counts, strict=True))
         for start in range(0, len(rows), _STRETCH):
             stretch = rows[start : start + _STRETCH]
-            keys = [row.page.key(*row.others) for row in stretch]
+            keys = [page.key(reading.tables) for page, _ in stretch]
             key = tuple(itertools.chain(*keys)) if all(keys) else ()
-            graph = stretch[0].page.text.graph
-            if key and graph.keeps:
-                made = graph.alone("postings", key, partial(_together, stretch))
-                lists.add(made, sum(row.places for row in stretch))
-            else:
-                _add(lists, stretch)
+            made = stretch[0][0].text.graph.alone("postings", key, partial(self._together, stretch))
+            lists.add(made, sum(count for _, count in stretch))
         return lists
 
-
-def _together(stretch: Sequence[_Row]) -> postings.Postings:
-    lists = postings.Lists()
-    _add(lists, stretch)
-    return lists.postings()
-
-
-def _add(lists: postings.Lists, rows: Sequence[_Row]) -> None:
-    for row in rows:
-        lists.add(row.page.once_alone("postings of a page", row.make, *row.others), row.places)
+    def _together(self, stretch: Sequence[tuple[Page, int]]) -> postings.Postings:
+        lists = postings.Lists()
+        for page, count in stretch:
+            lists.add(self._reading.postings(page), count)
+        return lists.postings()
 
 
 def _named(shown: Page) -> tuple[str, str, str]:

@@ -3,13 +3,13 @@
 > Each term of a page, with the places that have it, and how much it says about each of them.
 
 The weight of a term has eight steps, so that it takes three bits beside the number of the place. What a page
-adds follows from the page and from the usual length of a place, so it stays when another page is edited.
+adds follows from the page alone, so it stays when another page is edited.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from sidelit.site.search.places import Place
@@ -19,6 +19,8 @@ from sidelit.site.search.tokenizer import Tokenizer
 # stands in search-rank.js.
 STEPS = 8
 _CODE, _TITLE = 0, STEPS - 1
+# How many terms the words of a place usually have.
+_USUAL = 24
 
 Postings = Mapping[str, tuple[int, bytes, int]]
 """By term: the first place, the steps to the others as they are written, each behind a space, and the number
@@ -26,23 +28,11 @@ of the last place. A place is eight times its number, plus the weight of the ter
 """
 
 
-def lengths(inside: Sequence[Place], cut: Tokenizer) -> tuple[int, ...]:
-    """How many terms the words of each place have."""
-    return tuple(len(cut.listed(place.words)) for place in inside)
-
-
-def usual(found: Iterable[int]) -> int:
-    """The length that places usually have: their mean, as a power of two, which few edits change."""
-    counted = list(found)
-    mean = sum(counted) // max(1, len(counted))
-    return 1 << max(0, mean.bit_length() - 1)
-
-
-def postings(inside: Sequence[Place], cut: Tokenizer, usual: int) -> Postings:
+def postings(inside: Sequence[Place], cut: Tokenizer) -> Postings:
     """The terms of a page."""
     made: dict[str, tuple[int, bytes, int]] = {}
     for number, place in enumerate(inside):
-        for term, weight in _weights(place, cut, usual).items():
+        for term, weight in _weights(place, cut).items():
             if term in made:
                 start, steps, last = made[term]
                 step = _number(STEPS * (number - last) + weight)
@@ -102,11 +92,11 @@ def _number(value: int) -> bytes:
 _DIGITS = b"0123456789abcdefghijklmnopqrstuvwxyz"
 
 
-def _weights(place: Place, cut: Tokenizer, usual: int) -> dict[str, int]:
+def _weights(place: Place, cut: Tokenizer) -> dict[str, int]:
     counts = Counter(cut.listed(place.words))
     weights = dict.fromkeys(cut.listed(place.code), _CODE)
     # A word that is repeated counts for more, each time by less; in a long text, for less (as in BM25).
-    long = 0.3 + 0.9 * counts.total() / usual
+    long = 0.3 + counts.total() / _USUAL
     most = _TITLE - 1
     weights |= {term: 1 + int(most * times / (times + long)) for term, times in counts.items()}
     weights |= dict.fromkeys(cut.listed(f"{place.title} {place.id.partition('/')[0]}"), _TITLE)
