@@ -159,6 +159,7 @@ class Easel:
             lstrip_blocks=True,
         )
         self.environment.globals.update(_TOOLS)
+        self._sound: set[str] = set()
 
     def draw(
         self, figure: Figure, book: catalog.Catalog | None, counts: Sequence[tuple[float, str]] = ()
@@ -225,7 +226,9 @@ class Easel:
             "say": say,
         }
         try:
-            check_literals(self.environment, self.folder / name, self._path(figure, ending))
+            if name not in self._sound:
+                check_literals(self.environment, self.folder / name, self._path(figure, ending))
+                self._sound.add(name)
             text = self.environment.get_template(name).render(context)
         except theme.RAISED as error:
             raise theme.refused(error, self.folder, self.shown) from None

@@ -269,18 +269,29 @@ class Meta:
 
 @dataclass(frozen=True, slots=True)
 class CodeLine:
-    """One line of code under its number in the file."""
+    """One line of code under its number in the file, and the blanks that it begins with."""
 
     n: int
     html: Markup
-    indent: int
+    pad: str
     ids: tuple[str, ...] = ()
     """The names of a section without words whose code begins here."""
+
+    @property
+    def whole(self) -> str:
+        """The line with its blanks."""
+        return self.pad + str(self.html)
+
+    @property
+    def step(self) -> int:
+        """How far it is indented, in steps of four blanks."""
+        return min((len(self.pad) + 3) // 4, 9)
 
 
 def code_line(number: int, html: str) -> CodeLine:
     """A line of code from its coloured HTML."""
-    return CodeLine(number, Markup(html), len(html) - len(html.lstrip(" ")))
+    text = html.lstrip(" ")
+    return CodeLine(number, Markup(text), html[: len(html) - len(text)])
 
 
 @dataclass(frozen=True, slots=True)

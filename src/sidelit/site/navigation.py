@@ -47,6 +47,7 @@ class Navigation:
         self.edition = edition
         self.shown = shown
         self.here = address(config, shown.text.item.output, shown.lang)
+        self._alternates: tuple[model.Alternate, ...] = ()
 
     @property
     def root(self) -> str:
@@ -159,21 +160,25 @@ class Navigation:
             return label
         return ""
 
-    def alternates(self, section: str = "") -> Iterator[model.Alternate]:
-        """To the same place in every language, this one included."""
-        anchor = f"#{links.fragment(section)}" if section else ""
-        for lang in self.config.languages:
-            url = links.relative(address(self.config, self.shown.text.item.output, lang), self.here)
-            known = self.config.language(lang)
-            current = lang == self.shown.lang
-            yield model.Alternate(lang, known.name, known.short, known.tag, url + anchor, current)
+    def alternates(self) -> tuple[model.Alternate, ...]:
+        """To the page in every language, this one included."""
+        if not self._alternates:
+            found = []
+            for lang in self.config.languages:
+                url = links.relative(address(self.config, self.shown.text.item.output, lang), self.here)
+                known = self.config.language(lang)
+                current = lang == self.shown.lang
+                found.append(model.Alternate(lang, known.name, known.short, known.tag, url, current))
+            self._alternates = tuple(found)
+        return self._alternates
 
     def others(self, section: str) -> Iterator[model.Alternate]:
         """To a section in the other languages that the page stands in."""
         written = self.config.written_in(self.shown.text.item)
-        for other in self.alternates(section) if self.shown.lang in written else ():
+        anchor = f"#{links.fragment(section)}" if section else ""
+        for other in self.alternates() if self.shown.lang in written else ():
             if other.code in written and not other.current:
-                yield other
+                yield replace(other, url=other.url + anchor)
 
     def _group(
         self, number: str, label: str, items: Sequence[Chapter | Prose], lang: str | None

@@ -365,7 +365,12 @@ def coloured(code: str, language: str) -> str:
     lexer, code = _lexer_of(language), visible(code)
     if lexer is None:
         return escape(code, quote=False)
-    return str(highlight(code, lexer, HtmlFormatter(nowrap=True)))
+    return str(highlight(code, lexer, _formatter()))
+
+
+@functools.cache
+def _formatter() -> HtmlFormatter[str]:
+    return HtmlFormatter(nowrap=True)
 
 
 @functools.cache

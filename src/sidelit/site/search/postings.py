@@ -8,7 +8,6 @@ adds follows from the page alone, so it stays when another page is edited.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
@@ -93,8 +92,8 @@ _DIGITS = b"0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def _weights(place: Place, cut: Tokenizer) -> dict[str, int]:
-    counts = Counter(cut.listed(place.words))
-    weights = dict.fromkeys(cut.listed(place.code), _CODE)
+    counts = cut.counted(place.words)
+    weights = dict.fromkeys(cut.counted(place.code), _CODE)
     # A word that is repeated counts for more, each time by less; in a long text, for less (as in BM25).
     long = 0.3 + counts.total() / _USUAL
     most = _TITLE - 1

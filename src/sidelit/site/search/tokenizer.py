@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
@@ -71,6 +72,14 @@ class Tokenizer:
         ['flatunit', 'flat', 'unit', 'reduce_scatter', 'reduce', 'scatter']
         """
         return [term for word in _words(text) for term in self._listed(word)]
+
+    def counted(self, text: str) -> Counter[str]:
+        """The same terms, each with how often it is listed."""
+        counts: Counter[str] = Counter()
+        for word, times in Counter(_words(text)).items():
+            for term in self._listed(word):
+                counts[term] += times
+        return counts
 
     def _all_of(self, word: str) -> tuple[str, ...]:
         parts = _PARTS.split(word)
