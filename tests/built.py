@@ -13,7 +13,6 @@ from typing import Any
 from playwright.sync_api import Page
 
 from sidelit.config import config
-from sidelit.config.prose import Lesson, Prose
 from sidelit.source import source
 
 ROOT = Path(__file__).parent.parent
@@ -73,13 +72,6 @@ def longest(names: list[str], count: int) -> list[str]:
     return sorted(names, key=lambda name: file_of(name).stat().st_size)[-count:]
 
 
-def template_of(prose: Prose) -> str:
-    """Which template prints a page of prose: lists, lessons, labs and the home page have one of their own."""
-    if isinstance(prose, Lesson):
-        return prose.output.partition("/")[0] if "/" in prose.output else "lesson"
-    return prose.append or ("home" if prose.output == CONFIG.home else "prose")
-
-
 PAGES = [path_of(name, language) for name in NAMES for language in LANGUAGES]
 # A short chapter that has all that a test may spoil: a formula, a table, a drawing, and commentary that is
 # longer than its code.
@@ -87,8 +79,8 @@ CHAPTER = "rounding.html"
 LONG_CHAPTERS = longest(CHAPTERS, len(LANGUAGES))
 LONG_PROSE = [
     name
-    for template in sorted({template_of(prose) for prose in CONFIG.prose})
-    for name in longest([prose.output for prose in CONFIG.prose if template_of(prose) == template], 1)
+    for kind in sorted({prose.kind for prose in CONFIG.prose})
+    for name in longest([prose.output for prose in CONFIG.prose if prose.kind == kind], 1)
 ]
 # The pages of a template can only go wrong alike: its longest one stands for all.
 LONG_IN_ENGLISH = {LONG_CHAPTERS[-1], *LONG_PROSE}

@@ -37,8 +37,9 @@ Where something new goes:
 - **A lint rule** for a sentence: a function in `lint/unit.py` or `lint/language.py`, and a row of `RULES` in
   `lint/lint.py`. For commentary: a function and a row in `lint/sections.py`, and how strict it usually is in
   `config/config.py`.
-- **A kind of page**: `config/prose.py` reads it and `config/config.py` puts it in order; `site/content.py`
-  makes its text, `site/navigation.py` its place, `site/assemble.py` and a template what stands around it.
+- **A kind of page**: a line in `site/page_kinds.py` and a template of its name. If it shows data, a module
+  beside `site/commands.py` has the class of its table. If it is a kind of lesson, `config/prose.py` reads its
+  entries, and `load` and `courses` in `config/config.py` put them in their place.
 - **A dialect of docstrings**: its name in `config/chapters.py`, its reader in `text/docstrings/`.
 - **A command**: a function in `cli/commands.py`, its options in `cli/options.py`.
 - **Something that pages read**: the head of `cache/graph.py` says how the next build hears of it.

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.full
 
 # What a list may have that is open by itself.
 AT_MOST = 12
-LAB = CONFIG.labs.labs[4]
+LAB = CONFIG.labs.lessons[4]
 LESSON = "three_states.html"
 # The last chapter of the longest part: in a list that opened at its top it would be out of sight.
 FAR = max(CONFIG.parts, key=lambda part: len(part.chapters)).chapters[-1].output
@@ -172,7 +172,7 @@ def test_no_group_lists_more_than_a_reader_takes_in_at_a_glance() -> None:
     chapters = Counter((part.label, each.group) for part in CONFIG.parts for each in part.chapters)
     assert max(chapters.values()) <= AT_MOST, chapters
     lessons = Counter(lesson.group for lesson in CONFIG.course.lessons)
-    assert max(lessons.values()) + len(CONFIG.labs.labs) // len(lessons) <= AT_MOST
+    assert max(lessons.values()) + len(CONFIG.labs.lessons) // len(lessons) <= AT_MOST
     assert len(CONFIG.back) <= AT_MOST
 
 
@@ -188,7 +188,7 @@ def test_a_finished_lesson_is_seen_in_the_contents(visit: Open) -> None:
     progress = page.locator(".book .progress")
     assert progress.count() == 0
     page.locator(".finish").click()
-    total = len(CONFIG.course.lessons) + len(CONFIG.labs.labs)
+    total = len(CONFIG.course.lessons) + len(CONFIG.labs.lessons)
     expect(progress).to_have_text(f"1/{total}")
     assert page.locator(".panel [aria-current=page] .finished").is_visible()
     page.locator(".finish").click()

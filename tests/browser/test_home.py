@@ -35,7 +35,7 @@ def test_a_reader_chooses_the_language_of_a_section(walk: Open, scripts: bool) -
 def test_each_home_page_shows_the_section_in_its_own_language_first(walk: Open, path: str) -> None:
     page = walk(path)
     assert told(page) == page.locator("html").get_attribute("lang")
-    assert page.locator(".lessons li").count() == len(CONFIG.course.lessons) + len(CONFIG.labs.labs)
+    assert page.locator(".lessons li").count() == len(CONFIG.course.lessons) + len(CONFIG.labs.lessons)
     assert page.locator("div.parts .part").count() == len(CONFIG.parts)
     listed = page.locator("div.parts li a").evaluate_all("all => all.map(one => one.getAttribute('href'))")
     assert {chapter.output for chapter in CONFIG.chapters} <= set(listed)

@@ -33,9 +33,9 @@ def chosen(wanted: str) -> list[tuple[str, str]]:
     """The labs that a word of the command line means, each with one language."""
     made = config.load(frame.ROOT / "site" / "sidelit.toml")
     _, _, stem = wanted.partition("/")
-    labs = [lab.stem for lab in made.labs.labs if stem in ("", lab.stem)]
+    labs = [lab.stem for lab in made.labs.lessons if stem in ("", lab.stem)]
     if not labs:
-        sys.exit(f"there is no lab {stem!r}; choose from {', '.join(lab.stem for lab in made.labs.labs)}")
+        sys.exit(f"there is no lab {stem!r}; choose from {', '.join(lab.stem for lab in made.labs.lessons)}")
     return [(lab, lang) for lab in labs for lang in made.languages]
 
 

@@ -421,6 +421,11 @@ class Chapter:
     workshop: bool = False
     """Whether it is in the workshop."""
 
+    @property
+    def kind(self) -> str:
+        """The kind of page that it is, as the registry of kinds calls it."""
+        return "chapter"
+
 
 @dataclass(frozen=True, slots=True)
 class Part:

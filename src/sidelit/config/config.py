@@ -294,15 +294,24 @@ class Config:
         return tuple(chapter for part in self.parts for chapter in part.chapters)
 
     @property
+    def courses(self) -> tuple[Course, ...]:
+        """The pages that have a table of their own and a heading of their own in the contents."""
+        return self.course, self.labs
+
+    @property
+    def lessons(self) -> tuple[Prose, ...]:
+        """All lessons and labs, in reading order."""
+        return tuple(lesson for course in self.courses for lesson in course.lessons)
+
+    @property
     def prose(self) -> tuple[Prose, ...]:
         """All pages of Markdown, lessons and labs included, in reading order."""
-        return (*self.front, *self.course.lessons, *self.labs.labs, *self.back)
+        return (*self.front, *self.lessons, *self.back)
 
     @property
     def groups(self) -> tuple[str, ...]:
         """The labels of the groups that lessons and chapters are in, each once."""
-        lessons = (lesson.group for lesson in self.course.lessons)
-        named = (*lessons, *(chapter.group for chapter in self.chapters))
+        named = (*(each.group for each in self.lessons), *(each.group for each in self.chapters))
         return tuple(dict.fromkeys(filter(None, named)))
 
     @property
@@ -319,7 +328,7 @@ class Config:
         """All pages, in reading order; the workshop comes last."""
         read = (each for each in self.chapters if not each.workshop)
         spare = (each for each in self.chapters if each.workshop)
-        return (*self.front, *self.course.lessons, *self.labs.labs, *read, *self.back, *spare)
+        return (*self.front, *self.lessons, *read, *self.back, *spare)
 
     def shown(self, path: Path) -> str:
         """The way a path is written in messages and in the ledger: from the project folder."""

@@ -20,7 +20,6 @@ from sidelit.config.chapters import Former
 from sidelit.config.toml import Table
 from sidelit.files import assets
 
-MADE = ("glossary", "bibliography", "commands")
 # The folder of the lessons, beside that of the other pages.
 LESSONS = "lessons"
 
@@ -37,7 +36,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Prose:
-    """One page of Markdown, and the list made from data that follows its text, if any."""
+    """One page of Markdown, or a lab; `append` names the table of data that follows its text, if any."""
 
     source: str
     output: str
@@ -49,24 +48,22 @@ class Prose:
     """The languages it stands in; empty for all those of the site."""
     moved: tuple[Moved, ...] = ()
     """The sections that stood on it once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lesson(Prose):
-    """One page of the course: Markdown that takes sections from the chapters."""
-
+    lesson: str = ""
+    """Which kind of lesson it is, `lesson` or `lab`; empty for any other page."""
     number: str = ""
-    """Its place in the course, from 0; empty for a lesson that the numbers pass over."""
+    """Its place among the lessons, from 0, or among the labs; empty for a lesson that is not counted."""
     group: str = ""
     """The group of the course that it is in, by its label."""
 
+    @property
+    def kind(self) -> str:
+        """The kind of page that it is, as the registry of kinds calls it."""
+        return self.append or self.lesson or ("home" if self.output == "index.html" else "prose")
 
-@dataclass(frozen=True, slots=True)
-class Lab(Lesson):
-    """A lesson that is written as a Python file, and is a notebook in each language."""
-
-    stem: str = ""
-    """The name of its notebooks, without a suffix."""
+    @property
+    def stem(self) -> str:
+        """The name of its file without a suffix: that of the notebooks of a lab."""
+        return PurePosixPath(self.source).stem
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +71,18 @@ class Course:
     """Lessons in the order in which they are taken, under one heading of the table of contents."""
 
     label: str = ""
-    lessons: tuple[Lesson, ...] = ()
+    lessons: tuple[Prose, ...] = ()
 
 
 NO_COURSE = Course()
 
 
 @dataclass(frozen=True, slots=True)
-class Labs:
-    """Labs in their order, under one heading of the table of contents."""
+class Labs(Course):
+    """Labs in their order, each a Python file that is a notebook in each language, too."""
 
-    label: str = ""
     folder: str = ""
     """Where their sources and notebooks lie, from the project folder."""
-    labs: tuple[Lab, ...] = ()
     install: str = ""
     """What a notebook installs where it is missing, as pip understands it; {repository} is a blank."""
     coming: tuple[str, ...] = ()
@@ -102,10 +97,6 @@ def prose(table: Table, folder: str, codes: Sequence[str]) -> Prose:
     given, append = table.take("source", str), table.take("append", str, "") or None
     if not given.endswith(".md"):
         raise table.error(f"{given!r} is not a Markdown file", given)
-    if append is not None and append not in MADE:
-        raise table.error(
-            f"nothing is made under the name {append!r}", append, hint=f"there is {' and '.join(MADE)}"
-        )
     path = PurePosixPath(given)
     called = chapters.prose(table, str(path), "pages")
     kept, moved = languages.kept(table, codes), tuple(_moved(table, f"{folder}/pages"))
@@ -132,7 +123,7 @@ def course(table: Table | None, folder: str) -> Course:
     if table is None:
         return NO_COURSE
     label = table.take("label", str)
-    lessons: list[Lesson] = []
+    lessons: list[Prose] = []
 
     def read(listing: Table, group: str) -> None:
         for entry in listing.tables("lessons"):
@@ -147,7 +138,7 @@ def course(table: Table | None, folder: str) -> Course:
     return Course(label, tuple(lessons))
 
 
-def _lesson(table: Table, folder: str, place: str) -> Lesson:
+def _lesson(table: Table, folder: str, place: str) -> Prose:
     given, number = table.take("source", str), table.take("number", str, place)
     path = PurePosixPath(given)
     if path.suffix != ".md" or not path.is_relative_to(LESSONS) or ".." in path.parts:
@@ -158,7 +149,9 @@ def _lesson(table: Table, folder: str, place: str) -> Lesson:
     called = chapters.prose(table, str(path.relative_to(LESSONS)), LESSONS)
     table.finish()
     former, line = called.former, table.line(given)
-    return Lesson(f"{folder}/{path}", called.output, called.name, None, former, line, number=number)
+    return Prose(
+        f"{folder}/{path}", called.output, called.name, None, former, line, lesson="lesson", number=number
+    )
 
 
 def labs(table: Table | None) -> Labs:
@@ -177,26 +170,19 @@ def labs(table: Table | None) -> Labs:
         hint = 'write it as for pip, such as "rings[notebooks]>=2"'
         raise table.error(f"{install!r} is nothing that pip installs", "install", hint=hint)
     table.finish()
-    return Labs(label, folder, found, install, coming)
+    return Labs(label, found, folder, install, coming)
 
 
-def _lab(table: Table, folder: str, number: str) -> Lab:
+def _lab(table: Table, folder: str, number: str) -> Prose:
     given = table.take("source", str)
     path = PurePosixPath(given)
     if path.suffix != ".py" or len(path.parts) > 1:
         raise table.error(f"{given!r} is no Python file in {folder}/", given)
     called = chapters.lab(table, path.stem)
     table.finish()
-    line = table.line(given)
-    return Lab(
-        f"{folder}/{path}",
-        called.output,
-        called.name,
-        None,
-        called.former,
-        line,
-        number=number,
-        stem=path.stem,
+    former, line = called.former, table.line(given)
+    return Prose(
+        f"{folder}/{path}", called.output, called.name, None, former, line, lesson="lab", number=number
     )
 
 

@@ -10,7 +10,6 @@ import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -21,7 +20,7 @@ from sidelit.catalog.catalog import Catalog
 from sidelit.config import prose
 from sidelit.config.config import Config
 from sidelit.config.languages import Language
-from sidelit.config.prose import Lab
+from sidelit.config.prose import Prose
 from sidelit.errors import Collector, SidelitError
 from sidelit.files import assets, atomic
 from sidelit.labs import cells
@@ -262,7 +261,7 @@ class _Made:
 
     config: Config
     text: Text
-    item: Lab
+    item: Prose
     edition: Edition
     index: links.Index
 
@@ -282,7 +281,7 @@ class _Made:
         """A link to the lesson that the lab belongs to, if it names one."""
         name = self.text.lesson
         for lesson in self.config.course.lessons:
-            if PurePosixPath(lesson.source).stem == name:
+            if lesson.stem == name:
                 label = self.edition.pages[lesson.output].label
                 return f"[{label}]({self._to(lesson.output, lesson.source, '', notebook)})"
         return name
@@ -317,7 +316,7 @@ def notebooks(config: Config) -> dict[str, bytes]:
 
     :raises SidelitError: for a lab that is wrong, or a project without labs
     """
-    if not config.labs.labs:
+    if not config.labs.lessons:
         hint = "list them in site/sidelit.toml, under `[labs]`"
         raise SidelitError("the project has no labs", path=config.shown(config.path), hint=hint)
     texts = site.texts(config)
@@ -331,7 +330,7 @@ def notebooks(config: Config) -> dict[str, bytes]:
         shown = edition(config, texts, shelf, lang)
         tag = config.language(lang).tag
         for text in texts:
-            if isinstance(text.item, Lab):
+            if isinstance(text.item, Prose) and text.item.kind == "lab":
                 book = shelf.translation(text.item.name, lang)
                 made = cells.read(assets.text(config.project / text.item.source), text.item.source)
                 lab = _Made(config, text, text.item, shown, known)

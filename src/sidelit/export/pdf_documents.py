@@ -21,8 +21,8 @@ from markupsafe import Markup, escape
 from sidelit.config.chapters import Chapter
 from sidelit.config.config import Config
 from sidelit.config.languages import Language
-from sidelit.config.prose import Lesson, Prose
-from sidelit.site import context
+from sidelit.config.prose import Prose
+from sidelit.site import context, page_kinds
 from sidelit.site.edition import Edition
 from sidelit.theme import Theme
 
@@ -286,7 +286,7 @@ def groups(config: Config, edition: Edition) -> tuple[Group, ...]:
     labels = zip(config.parts, edition.parts, strict=True)
     return (
         *group("", None, "", config.front),
-        *group(*edition.course, "", config.course.lessons),
+        *group(*edition.courses[0], "", config.course.lessons),
         *(each for part, said in labels for each in group(*said, part.number, part.chapters)),
         *group(*edition.back, "", config.back),
     )
@@ -335,16 +335,14 @@ def _tree(headings: Sequence[Heading]) -> tuple[Mark, ...]:
 
 def _printed(edition: Edition, item: Chapter | Prose) -> bool:
     """A list of all pages is what the table of contents is."""
-    listing = isinstance(item, Prose) and item.append in ("listing", "forward")
-    return item.output in edition.pages and not listing
+    return item.output in edition.pages and page_kinds.of(item).listed
 
 
 def _entry(edition: Edition, item: Chapter | Prose, place: int) -> Entry:
     shown = edition.pages[item.output]
-    number = item.number if isinstance(item, Lesson) else str(shown.text.number or "")
+    number = item.number if isinstance(item, Prose) else str(shown.text.number or "")
     source = item.source if isinstance(item, Chapter) else ""
-    named = item.group if isinstance(item, (Chapter, Lesson)) else ""
-    group = edition.groups.get(named, ("", None))
+    group = edition.groups.get(item.group, ("", None))
     return Entry(f"p{place}", item.output, shown.label, shown.label_lang, number, source, group)
 
 

@@ -81,7 +81,7 @@ def found(config: Config, name: str) -> Prose:
 
     Raises `SidelitError` if there is none.
     """
-    known = {each.name: each for each in (*config.course.lessons, *config.labs.labs)}
+    known = {each.name: each for each in config.lessons}
     for key, lesson in known.items():
         if name in (key, key.rpartition("/")[2]):
             return lesson

@@ -17,7 +17,7 @@ from typing import Any
 from markdown_it.token import Token
 
 from sidelit.config.config import Config
-from sidelit.config.prose import Lab
+from sidelit.config.prose import Prose
 from sidelit.errors import SidelitError
 from sidelit.text import directives, markup
 
@@ -270,12 +270,12 @@ def solution(code: str) -> str:
 TEACHERS = "teacher"
 
 
-def student_path(config: Config, item: Lab, lang: str) -> str:
+def student_path(config: Config, item: Prose, lang: str) -> str:
     """The notebook in which the solutions are blanks, from the project folder."""
     return f"{config.labs.folder}/{lang}/{item.stem}.ipynb"
 
 
-def teacher_path(config: Config, item: Lab, lang: str) -> str:
+def teacher_path(config: Config, item: Prose, lang: str) -> str:
     """The notebook with the solutions, from the project folder."""
     return f"{config.labs.folder}/{TEACHERS}/{lang}/{item.stem}.ipynb"
 

@@ -12,7 +12,7 @@ from html import escape
 from xml.etree import ElementTree
 
 from sidelit.config.config import Config
-from sidelit.config.prose import Lab
+from sidelit.config.prose import Prose
 from sidelit.errors import SidelitError
 from sidelit.figures import figure
 from sidelit.figures.figure import Recording
@@ -46,7 +46,7 @@ class Run:
     outputs: Mapping[str, Sequence[Output]] = field(default_factory=dict)
 
 
-def read(config: Config, item: Lab, lang: str) -> Run:
+def read(config: Config, item: Prose, lang: str) -> Run:
     """The run of a lab in a language, or in that of the sources; one without outputs if nobody recorded it.
 
     :raises SidelitError: if the recording is none

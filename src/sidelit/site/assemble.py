@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import PurePosixPath
 
 from markdown_it.token import Token
 from markupsafe import Markup
@@ -17,15 +15,16 @@ from markupsafe import Markup
 from sidelit.config.chapters import Chapter
 from sidelit.config.config import Config
 from sidelit.config.origin import fill, report
-from sidelit.config.prose import Lab, Lesson
+from sidelit.config.prose import Prose
 from sidelit.config.publication import DRAFT
 from sidelit.errors import SidelitError
 from sidelit.files import assets
 from sidelit.labs import cells
-from sidelit.site import commands, content, links, listing, metadata, model, navigation, page_renderer
+from sidelit.site import content, links, metadata, model, navigation, page_kinds, page_renderer
 from sidelit.site.context import BuildContext
 from sidelit.site.edition import Edition, Page
 from sidelit.site.links import fragment
+from sidelit.site.listing import Around
 from sidelit.site.model import LessonHead, Link
 from sidelit.site.navigation import Navigation
 from sidelit.site.page_renderer import PageRenderer
@@ -62,7 +61,7 @@ def site_head(build: BuildContext, edition: Edition, around: Navigation) -> mode
 
 def _contents(config: Config) -> str:
     """The page that lists all pages: of printed files their index, or else one that is made for it."""
-    listing = (each.output for each in config.front if each.append == "listing")
+    listing = (each.output for each in config.front if each.kind == "listing")
     return next(listing, config.contents)
 
 
@@ -111,8 +110,6 @@ def _proofs(build: BuildContext, item: Chapter) -> Iterator[Link]:
 # > The title, the lede, the ways to other pages, and what else the frame of a page has to know.
 
 
-# The kinds of pages whose words stand one block below the other.
-_IN_BLOCKS = ("chapter", "lesson", "prose")
 # The two faces of KaTeX that letters and signs are set in, and what of its HTML shows that a page uses them.
 _MATH_FACES = {
     "katex/fonts/KaTeX_Main-Regular.woff2": re.compile(
@@ -135,12 +132,12 @@ def _code(section: model.SectionView) -> Iterator[str]:
 
 def info(
     renderer: PageRenderer,
-    kind: str,
     sections: Sequence[model.SectionView],
     body: str,
     lesson: model.LessonHead | None = None,
 ) -> model.PageInfo:
     """The record of what stands around the text of the page."""
+    kind = page_kinds.of(renderer.item)
     shown, part = renderer.shown, renderer.nav.part()
     before, after = renderer.nav.neighbours()
     crumbs = ((model.Link(part, None),) if part else ()) + (
@@ -159,9 +156,10 @@ def info(
     opens = text.pieces[0] if text.pieces and text.pieces[0].kind == "module" else None
     figure = renderer.figure_of(opens) if opens else Markup("")
     toc = tuple(navigation.sections(sections) if sections else navigation.headings(shown))
-    toc += tuple(navigation.programs(renderer.build.programs)) if kind == commands.KIND else ()
+    table = renderer.build.tables.get(kind.name)
+    toc += tuple(table.toc()) if table else ()
     return model.PageInfo(
-        kind=kind,
+        kind=kind.name,
         title=shown.label,
         title_html=title_html,
         title_state=shown.title_state,
@@ -187,10 +185,10 @@ def info(
         has_figures=bool(renderer.figures_shown),
         needs=(*renderer.needed, *(("symbols",) if renderer.symbols.used else ())),
         figure=figure,
-        arranged=kind == "home" and 'class="opening"' in body,
-        forward=forward(renderer) if kind == "forward" else None,
+        arranged='class="opening"' in body,
+        forward=forward(renderer) if kind.name == "forward" else None,
         lesson=lesson,
-        original=_original(renderer) if kind in _IN_BLOCKS and not shown.original else None,
+        original=_original(renderer) if kind.in_blocks and not shown.original else None,
     )
 
 
@@ -225,7 +223,7 @@ def moved(renderer: PageRenderer) -> Iterator[model.Moved]:
 # the student's; the one with the solutions stays in the repository.
 
 
-def lab_head(renderer: PageRenderer, item: Lab) -> model.LabHead:
+def lab_head(renderer: PageRenderer, item: Prose) -> model.LabHead:
     """What stands at the head of a lab beside what every lesson says."""
     config, lang = renderer.config, renderer.shown.lang
     public, path = config.public, cells.student_path(config, item, lang)
@@ -240,12 +238,12 @@ def lab_head(renderer: PageRenderer, item: Lab) -> model.LabHead:
     )
 
 
-def _lesson_of_lab(renderer: PageRenderer, item: Lab) -> model.Link | None:
+def _lesson_of_lab(renderer: PageRenderer, item: Prose) -> model.Link | None:
     """To the lesson that the lab names, if it names one."""
     text = renderer.shown.text
     if not text.lesson:
         return None
-    lessons = {PurePosixPath(each.source).stem: each for each in renderer.config.course.lessons}
+    lessons = {each.stem: each for each in renderer.config.course.lessons}
     if text.lesson not in lessons:
         what, hint = f"there is no lesson {text.lesson!r}", f"there is {', '.join(lessons) or 'none'}"
         renderer.build.report(SidelitError(what, path=item.source, line=text.lesson_line, hint=hint))
@@ -255,14 +253,14 @@ def _lesson_of_lab(renderer: PageRenderer, item: Lab) -> model.Link | None:
     return model.Link(label, renderer.nav.to(output), lang=lang)
 
 
-def _place(item: Lab) -> str:
+def _place(item: Prose) -> str:
     return item.output.removesuffix(".html") + ".ipynb"
 
 
 def lab_files(config: Config, report: Callable[[SidelitError], None]) -> dict[str, bytes]:
     """The students' notebooks, by where they lie in the site; `report` is told of those that nobody made."""
     found: dict[str, bytes] = {}
-    for item in config.labs.labs:
+    for item in config.labs.lessons:
         for lang in config.languages:
             path = cells.student_path(config, item, lang)
             try:
@@ -314,14 +312,14 @@ def _of(renderer: PageRenderer, there: Page, marker: Marker, every: bool = False
 
 def view(build: BuildContext, shown: Page) -> model.View:
     """Assemble one page in one language. Mistakes go to `build.report`; what they spoil is left out."""
-    own = kind(shown)
     renderer = PageRenderer(build, shown)
+    item = shown.text.item
     body, rows, lesson = "", Markup(""), None
     sections: tuple[model.SectionView, ...] = ()
-    if shown.text.prose:
+    if isinstance(item, Prose):
         tokens: Sequence[Token] = [token for words in shown.words for token in words.tokens]
-        if isinstance(shown.text.item, Lesson):
-            lesson, tokens = _lesson(renderer, shown.text.item, tokens)
+        if item.lesson:
+            lesson, tokens = _lesson(renderer, item, tokens)
         tokens, _ = directives.parted(tokens, marking.KIND)
         body = renderer.html(tokens, heading_ids=True)
         rows = Markup("").join(notation_rows(renderer))
@@ -334,31 +332,27 @@ def view(build: BuildContext, shown: Page) -> model.View:
         source_lang=shown.source_lang,
         root=renderer.nav.root,
         site=site_head(build, renderer.edition, renderer.nav),
-        page=info(renderer, own, sections, body, lesson),
+        page=info(renderer, sections, body, lesson),
         foot=foot(build, shown),
         meta=metadata.meta_of(build.cited, shown),
         sections=sections,
         moved=tuple(moved(renderer)),
         body=Markup(body),
         symbol_rows=rows,
-        glossary=tuple(_glossary(renderer)) if own == "glossary" else (),
-        entries=(
-            listing.cited(build.works, renderer.edition, renderer.nav.to) if own == "bibliography" else ()
-        ),
-        programs=build.programs if own == commands.KIND else (),
+        entries=tuple(_entries(renderer)),
     )
 
 
-def _glossary(renderer: PageRenderer) -> Iterator[model.Term]:
-    """The rows of the glossary, with where each term is explained and where it is used."""
+def _entries(renderer: PageRenderer) -> Iterable[object]:
+    """The rows of the table that the page shows, if it shows one."""
     build = renderer.build
-    for term in listing.terms(build.glossary, build.config, renderer.shown.lang, partial(_see, renderer)):
-        uses = build.uses.get(term.name, ())
-        yield replace(term, uses=listing.used(uses, renderer.edition, renderer.nav.to))
+    table = build.tables.get(renderer.item.kind)
+    around = Around(renderer.edition, renderer.nav.to, partial(_see, renderer), build.uses)
+    return table.entries(around) if table else ()
 
 
-def _see(renderer: PageRenderer, href: str, line: int) -> model.Link:
-    """A link of a glossary's row; `line` is the row's. A link that leads nowhere is reported there."""
+def _see(renderer: PageRenderer, href: str, path: str, line: int) -> model.Link:
+    """A link of a row; `path` and `line` are the row's. A link that leads nowhere is reported there."""
     index = renderer.build.index
     try:
         address = index.resolve(href, renderer.target, line, up=renderer.nav.language_root)
@@ -366,29 +360,18 @@ def _see(renderer: PageRenderer, href: str, line: int) -> model.Link:
         if there is None:
             raise SidelitError(f"the link {href!r} leads to no page of the site")
     except SidelitError as error:
-        path = renderer.config.shown(renderer.config.folder / "glossary.toml")
         renderer.build.report(SidelitError(error.what, path=path, line=line, hint=error.hint))
         return model.Link(href, None)
     label, lang = renderer.edition.label(there.output)
     return model.Link(label, address, lang=lang)
 
 
-def kind(shown: Page) -> str:
-    """The kind of a page, which has a template of its own."""
-    item = shown.text.item
-    if isinstance(item, Chapter):
-        return "chapter"
-    if isinstance(item, Lesson):
-        return "lab" if isinstance(item, Lab) else "lesson"
-    return item.append or ("home" if item.output == "index.html" else "prose")
-
-
 def _lesson(
-    renderer: PageRenderer, item: Lesson, tokens: Sequence[Token]
+    renderer: PageRenderer, item: Prose, tokens: Sequence[Token]
 ) -> tuple[LessonHead, Sequence[Token]]:
     """The head of a lesson, and the text below it."""
     head = content.split(tokens, item.source)
     needs, *aims = (Markup(renderer.html(words)) for words in (head.needs, *head.aims))
-    lab = lab_head(renderer, item) if isinstance(item, Lab) else None
-    labs = () if isinstance(item, Lab) else renderer.nav.labs_of(item)
+    lab = lab_head(renderer, item) if item.kind == "lab" else None
+    labs = renderer.nav.labs_of(item)
     return LessonHead(item.name, item.number, head.minutes, needs, tuple(aims), lab, labs), head.rest

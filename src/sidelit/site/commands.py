@@ -23,15 +23,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from markupsafe import Markup
+
 from sidelit.config.config import Config
-from sidelit.config.prose import Prose
 from sidelit.errors import SidelitError
 from sidelit.figures import figure
-from sidelit.site.model import Option, OptionGroup, Program
+from sidelit.site.edition import Page
+from sidelit.site.listing import Around, Table
+from sidelit.site.model import TocEntry
+from sidelit.site.search.places import WORDS, Place
 
-KIND, FILE = "commands", "commands.json"
+FILE = "commands.json"
 _TEXTS = ("value", "default", "help")
 _OPTION = {
     "names": list,
@@ -45,33 +50,98 @@ _PROGRAM = {"name": str, "call": str, "about": str, "example": str, "groups": li
 _GROUP = {"label": str, "options": list}
 
 
-def programs(config: Config) -> tuple[Program, ...]:
-    """Read the programs of a project; nothing is read where no page lists them.
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of a program, or one of its arguments."""
+
+    id: str
+    names: tuple[str, ...]
+    value: str
+    """What stands for its value."""
+    choices: tuple[str, ...]
+    kind: str
+    """`whole` or `number`; empty where its value is another one, or none."""
+    limits: tuple[str, ...]
+    default: str
+    help: str
+    required: bool
+    repeats: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OptionGroup:
+    """Options that belong together."""
+
+    label: str
+    options: tuple[Option, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program or a subcommand, and its options. The texts are in the language of the sources."""
+
+    id: str
+    name: str
+    call: str
+    about: str
+    example: str
+    depth: int
+    """0 for a program, 1 for its subcommands."""
+    groups: tuple[OptionGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Programs(Table):
+    """The programs of a project, each before its subcommands."""
+
+    programs: tuple[Program, ...]
+
+    def ids(self) -> Iterator[str]:
+        """One for each program, and one for each of its options."""
+        for program in self.programs:
+            yield program.id
+            yield from (option.id for group in program.groups for option in group.options)
+
+    def entries(self, around: Around) -> tuple[Program, ...]:
+        """The programs, on every page the same."""
+        return self.programs
+
+    def places(self, shown: Page) -> Iterator[Place]:
+        """Programs by their names, and options by theirs.
+
+        The program of an option is no second name of it.
+        """
+        foreign = shown.source_lang != shown.lang
+        for program in self.programs:
+            yield Place(program.id, program.name, WORDS, program.about, program.example, foreign)
+            for option in (option for group in program.groups for option in group.options):
+                title = " · ".join((*option.names, f"{program.name} …"))
+                yield Place(option.id, title, WORDS, " ".join((option.help, *option.choices)), "", foreign)
+
+    def toc(self) -> Iterator[TocEntry]:
+        """The programs by their names."""
+        for each in self.programs:
+            yield TocEntry(each.id, Markup("<code>{}</code>").format(each.name), each.depth)
+
+
+def programs(config: Config) -> Programs:
+    """Read the programs of a project.
 
     Raises `SidelitError` if the recording is not there, or is not as it should be.
     """
-    listing = [page for page in config.prose if isinstance(page, Prose) and page.append == KIND]
-    if not listing:
-        return ()
     path = config.folder / figure.RECORDED / FILE
     shown = config.shown(path)
     if not path.is_file():
-        what = f"the page {listing[0].name} lists commands, and there is no {shown}"
-        raise SidelitError(what, path=listing[0].source, line=1, hint="record them")
+        (listing, *_) = (page for page in config.prose if page.append == "commands")
+        what = f"the page {listing.name} lists commands, and there is no {shown}"
+        raise SidelitError(what, path=listing.source, line=1, hint="record them")
     found = figure.read_recording(path, shown).data
     if not isinstance(found, list):
         raise _wrong(shown, "`data` is a list of programs")
-    made = tuple(_program(each, shown) for each in found)
-    if twice := [one for one, count in Counter(ids(made)).items() if count > 1]:
+    made = Programs(tuple(_program(each, shown) for each in found))
+    if twice := [one for one, count in Counter(made.ids()).items() if count > 1]:
         raise _wrong(shown, f"there are two of {', '.join(twice)}")
     return made
-
-
-def ids(found: tuple[Program, ...]) -> Iterator[str]:
-    """What a link to the page may end in."""
-    for program in found:
-        yield program.id
-        yield from (option.id for group in program.groups for option in group.options)
 
 
 def _program(given: Any, shown: str) -> Program:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import accumulate, pairwise
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TypeVar
 
 from markdown_it.token import Token
@@ -22,7 +22,7 @@ from sidelit.cache.records import Ids
 from sidelit.catalog import sync
 from sidelit.config.chapters import Chapter
 from sidelit.config.config import SITE, Config
-from sidelit.config.prose import Lab, Lesson, Prose
+from sidelit.config.prose import Prose
 from sidelit.errors import SidelitError
 from sidelit.figures import figure, interactive
 from sidelit.files import assets
@@ -434,24 +434,23 @@ def prose_digest(item: Prose, written: str) -> str:
 
 
 def prose(item: Prose, written: str) -> Text:
-    """Make the text of a page of Markdown from its words.
+    """Make the text of a page from its words: Markdown, or Python in the cells of a notebook.
 
     Raises `SidelitError` where they are wrong.
     """
     named: Sequence[directives.Field] = ()
-    if isinstance(item, Lab):
+    if item.source.endswith(".py"):
         tokens, named = directives.take(lab_page.tokens(written, item.source), "lesson")
     else:
         tokens = markup.parse(written, path=item.source, first_line=1, directives=True)
     # The title is drawn by the page's template, which gives it no id.
     after = markup.opening(tokens).rest
-    minutes = split(after, item.source).minutes if isinstance(item, Lesson) else 0
+    minutes = split(after, item.source).minutes if item.lesson else 0
     ids = Ids(name for token in after for name in markup.names_of(token))
     pieces = tuple(Piece("", (), context, "prose", "", part) for context, part in sync.split_prose(tokens))
-    label = PurePosixPath(item.source).stem
     lesson, line = (markup.plain(named[0].body), markup.line_of(named[0].name)) if named else ("", 1)
     digest = prose_digest(item, written)
-    return Text(item, label, pieces, ids, minutes=minutes, lesson=lesson, lesson_line=line, digest=digest)
+    return Text(item, item.stem, pieces, ids, minutes=minutes, lesson=lesson, lesson_line=line, digest=digest)
 
 
 def units(
@@ -463,7 +462,8 @@ def units(
     """
     asked = (part.question for part in config.parts)
     named = (*(part.label for part in config.parts), *config.groups, config.back_label)
-    parts = dict.fromkeys((config.course.label, config.labs.label, *named, *asked))
+    courses = (course.label for course in config.courses)
+    parts = dict.fromkeys((*courses, *named, *asked))
     labels = tuple(label for label in parts if label)
     about = tuple(text for text in (config.tagline, config.licence_note) if text)
     own = (("nav", labels), ("site", about))

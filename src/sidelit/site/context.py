@@ -28,12 +28,12 @@ from sidelit.errors import SidelitError
 from sidelit.figures.drawing import Drawing, Gallery
 from sidelit.figures.words import Said
 from sidelit.files.assets import BUNDLES
-from sidelit.site import links, metadata, model, pictures
+from sidelit.site import links, metadata, pictures
 from sidelit.site.content import Text
 from sidelit.site.edition import Edition, Page
 from sidelit.site.identifiers import NOBODY, Identifiers
 from sidelit.site.links import Index
-from sidelit.site.listing import Use
+from sidelit.site.listing import Table, Use
 from sidelit.site.model import View
 from sidelit.site.pictures import Pictures
 from sidelit.site.usage import Backlinks, Proved
@@ -127,8 +127,8 @@ class BuildContext:
     glossary: Glossary = field(default_factory=Glossary)
     uses: Mapping[str, tuple[Use, ...]] = field(default_factory=dict, metadata=_noted)
     """Where each term of the glossary is used, by its name."""
-    works: tuple[model.Work, ...] = ()
-    programs: tuple[model.Program, ...] = ()
+    tables: Mapping[str, Table] = field(default_factory=dict)
+    """What pages show that is made from data, by the names of their kinds."""
     proved: Mapping[Proof, Proved] = field(default_factory=dict)
     """Where each test that a chapter names stands in its file, and what it states."""
     backlinks: Backlinks = field(default_factory=Backlinks, metadata=_noted)

@@ -112,10 +112,8 @@ class Edition:
     """The label of each part, and its language where that is not the edition's."""
     tagline: str
     licence_note: str
-    course: tuple[str, str | None] = ("", None)
-    """The same of the course."""
-    labs: tuple[str, str | None] = ("", None)
-    """The same of the labs."""
+    courses: tuple[tuple[str, str | None], ...] = ()
+    """The same of the course, and of the labs."""
     questions: tuple[tuple[str, str | None], ...] = ()
     """The same of the question of each part."""
     groups: Mapping[str, tuple[str, str | None]] = field(default_factory=dict)
@@ -148,12 +146,11 @@ def edition(config: Config, texts: Sequence[Text], shelf: catalog.Catalogs, lang
     tagline, _ = _label(config.tagline, book, "site")
     licence_note, _ = _label(config.licence_note, book, "site")
     pages = {text.item.output: page(text, shelf.translation(text.item.name, lang), lang) for text in texts}
-    course = _label(config.course.label, book, "nav")
-    labs = _label(config.labs.label, book, "nav")
+    courses = tuple(_label(course.label, book, "nav") for course in config.courses)
     groups = {group: _label(group, book, "nav") for group in config.groups}
     back = _label(config.back_label, book, "nav")
     noted = Noted(pages, READ.format(lang, "{}"))
-    return Edition(lang, noted, parts, tagline, licence_note, course, labs, questions, groups, back)
+    return Edition(lang, noted, parts, tagline, licence_note, courses, questions, groups, back)
 
 
 def page(text: Text, book: catalog.Catalog | None, lang: str) -> Page:

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,18 +18,18 @@ from sidelit.cache import store
 from sidelit.cache.graph import Graph, as_one
 from sidelit.cache.records import Ids
 from sidelit.config import glossary
-from sidelit.config import glossary as glossary_file
 from sidelit.config.config import Config
 from sidelit.config.glossary import Finder, Glossary
 from sidelit.config.languages import Language
 from sidelit.config.prose import Prose
 from sidelit.config.toml import read_toml
 from sidelit.errors import SidelitError
-from sidelit.site import commands, content, links
+from sidelit.site import content, links
 from sidelit.site.content import Piece, Text
-from sidelit.site.edition import Edition
+from sidelit.site.edition import Edition, Page
 from sidelit.site.links import fragment
-from sidelit.site.model import Link, Program, Term, Word, Work
+from sidelit.site.model import Link, TocEntry
+from sidelit.site.search.places import TERM, WORK, Place
 from sidelit.text import markup
 from sidelit.text.everyday import CJK
 
@@ -78,7 +79,7 @@ def uses(
 
 
 def _shows(text: Text) -> bool:
-    return isinstance(text.item, Prose) and text.item.append == "glossary"
+    return text.item.kind == "glossary"
 
 
 def _in_page(finder: Finder, text: Text) -> dict[str, tuple[int, str]]:
@@ -113,74 +114,211 @@ def _words(piece: Piece) -> Iterator[tuple[str, int]]:
         headed = headed or token.type in ("heading_open", "blockquote_open")
 
 
-# ## Pages made from data
+# ## Tables that a page shows
 #
-# > The glossary and the bibliography are tables that somebody keeps; a page only shows them.
-#
-# A work has a key, and every link `bib:KEY` of the site leads to its entry. An entry with a field that nobody
-# knows is refused, so that a slip of the pen cannot make a title vanish.
+# > What is made from data has rows for the template of its page, ids for links, and places for the search.
 
 
-_TEXTS = ("title", "venue", "url", "arxiv", "note", "lang")
-FIELDS = {"authors": list, "year": int, **dict.fromkeys(_TEXTS, str)}
 # What tasks note that read which terms pages use, and which works they refer to.
 USES = "uses:{}"
 CITED = "cited:{}"
-NEEDED = ("authors", "title", "year")
 
 
-def works(path: Path, shown: str, lang: str) -> tuple[Work, ...]:
-    """Read the bibliography: one table a work, its key as the table's name; no file means no works.
+@dataclass(frozen=True, slots=True)
+class Around:
+    """The page that shows a table.
 
-    A work is in the language of the tag `lang` unless its entry names another one.
-
-    Raises `SidelitError` at the entry that is wrong.
+    :param to: the address of another page.
+    :param see: makes a link of what a row refers to; it is told which file says so, and in which line.
+    :param uses: the uses of each term, by its name.
     """
-    if not path.is_file():
+
+    edition: Edition
+    to: Callable[[str], str]
+    see: Callable[[str, str, int], Link]
+    uses: Mapping[str, tuple[Use, ...]]
+
+
+class Table(ABC):
+    """What a page shows that is made from data: a record of it, whose digest stands for it in the cache."""
+
+    @abstractmethod
+    def ids(self) -> Iterable[str]:
+        """What a link to the page may end in, beside the ids of its headings."""
+
+    @abstractmethod
+    def entries(self, around: Around) -> Iterable[object]:
+        """What the template prints, a record a row."""
+
+    @abstractmethod
+    def places(self, shown: Page) -> Iterable[Place]:
+        """What a search can find in it."""
+
+    def toc(self) -> Iterable[TocEntry]:
+        """What it adds to the contents of the page."""
         return ()
-    text = path.read_text(encoding="utf-8")
-    entries = read_toml(path, shown)
-    made = {key: _work(key, entry, lang, shown, text) for key, entry in entries.items()}
-    return tuple(made[key] for key in sorted(made, key=lambda key: _order(entries[key])))
 
 
-def terms(glossary: Glossary, config: Config, lang: str, to: Callable[[str, int], Link]) -> tuple[Term, ...]:
-    """The rows of the glossary, with the remarks and meanings in one language.
-
-    `to` makes a link of what a row says under `see`, and of the line where it says so.
-    """
-    spoken = [config.language(code) for code in config.languages]
-    return tuple(_term(term, spoken, lang, to) for term in glossary.terms)
+# ## The glossary
+#
+# > The words of all languages side by side, what they mean, and where they are explained and used.
 
 
-def used(uses: Sequence[Use], edition: Edition, to: Callable[[str], str]) -> tuple[Link, ...]:
-    """Links to the sections that use a term; `to` gives the address of a page."""
-    labels = ((use, *edition.label(use.output)) for use in uses)
-    return tuple(
-        Link(label, to(use.output) + (f"#{fragment(use.id)}" if use.id else ""), lang=lang)
-        for use, label, lang in labels
-    )
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word in the language of a tag, which is empty where nobody can tell; `language` is its name."""
+
+    text: str
+    lang: str = ""
+    language: str = ""
 
 
-def term_id(term: glossary_file.Term) -> str:
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One row of the glossary."""
+
+    id: str
+    name: str
+    words: tuple[Word, ...]
+    """What it is called in each language of the site; the table is the same in all of them."""
+    never: tuple[Word, ...]
+    note: str
+    meaning: str = ""
+    """What the term means, in the language of the page."""
+    see: tuple[Link, ...] = ()
+    """The pages that explain it."""
+    uses: tuple[Link, ...] = ()
+    """To the sections that use it, those first that are about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms(Table):
+    """The glossary in the languages of a site; `shown` is what messages call its file."""
+
+    glossary: Glossary
+    spoken: tuple[Language, ...]
+    shown: str
+
+    def ids(self) -> Iterator[str]:
+        """One for each term, the same in every language."""
+        return map(term_id, self.glossary.terms)
+
+    def entries(self, around: Around) -> Iterator[Term]:
+        """The terms, with the remarks and meanings in the language of the page."""
+        for term in self.glossary.terms:
+            words = {self.spoken[0].code: term.name, **term.text}
+            lang = around.edition.lang
+            yield Term(
+                id=term_id(term),
+                name=term.name,
+                words=tuple(Word(words[each.code], each.tag, each.name) for each in self.spoken),
+                never=tuple(Word(word, _tag_of(word, self.spoken)) for word in (*term.never, *term.wrong)),
+                note=(term.note or {}).get(lang, ""),
+                meaning=(term.meaning or {}).get(lang, ""),
+                see=tuple(around.see(href, self.shown, term.line) for href in term.see),
+                uses=tuple(_used(around.uses.get(term.name, ()), around)),
+            )
+
+    def places(self, shown: Page) -> Iterator[Place]:
+        """The terms by their names in all languages."""
+        for term in self.glossary.terms:
+            names = dict.fromkeys((term.text.get(shown.lang, term.name), term.name, *term.text.values()))
+            meaning = (term.meaning or {}).get(shown.lang, "") or (term.note or {}).get(shown.lang, "")
+            yield Place(term_id(term), " · ".join(names), TERM, meaning.replace("`", ""))
+
+
+def terms(config: Config, glossary: Glossary) -> Terms:
+    """The glossary as a page shows it."""
+    spoken = tuple(config.language(code) for code in config.languages)
+    return Terms(glossary, spoken, config.shown(config.folder / "glossary.toml"))
+
+
+def _used(uses: Sequence[Use], around: Around) -> Iterator[Link]:
+    """Links to the sections that use a term."""
+    for use in uses:
+        label, lang = around.edition.label(use.output)
+        yield Link(label, around.to(use.output) + (f"#{fragment(use.id)}" if use.id else ""), lang=lang)
+
+
+def term_id(term: glossary.Term) -> str:
     """The id of a term's row, the same in every language."""
     slug = markup.ascii_slug(term.name, words=20) or markup.heading_slug(term.name, words=20)
     return f"term-{slug}"
 
 
-def key_of(work: Work) -> str:
+# ## The bibliography
+#
+# > A work has a key, and every link `bib:KEY` of the site leads to its entry.
+#
+# An entry with a field that nobody knows is refused, so that a slip of the pen cannot make a title vanish.
+
+
+_TEXTS = ("title", "venue", "url", "arxiv", "note", "lang")
+FIELDS = {"authors": list, "year": int, **dict.fromkeys(_TEXTS, str)}
+NEEDED = ("authors", "title", "year")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One entry of the bibliography and the pages that refer to it."""
+
+    id: str
+    authors: str
+    title: str
+    year: str
+    where: str
+    url: str
+    note: str
+    lang: str
+    """The tag of the language of its title."""
+    used: tuple[Link, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Works(Table):
+    """The works of the bibliography, in the order of the page."""
+
+    works: tuple[Work, ...] = ()
+
+    def ids(self) -> Iterator[str]:
+        """One for each work."""
+        return (work.id for work in self.works)
+
+    def entries(self, around: Around) -> Iterator[Work]:
+        """The works, each with the pages that refer to it."""
+        used: dict[str, list[Link]] = {}
+        with as_one(CITED.format(around.edition.lang)):
+            for output, page in around.edition.pages.items():
+                for key in keys(page.text):
+                    used.setdefault(key, []).append(Link(page.label, around.to(output), lang=page.label_lang))
+        return (replace(work, used=tuple(used.get(_key(work.id), ()))) for work in self.works)
+
+    def places(self, shown: Page) -> Iterator[Place]:
+        """The works by their titles."""
+        for work in self.works:
+            said = f"{work.authors} {work.year} {work.where} {work.note}"
+            yield Place(work.id, work.title, WORK, " ".join(said.split()))
+
+
+def works(config: Config) -> Works:
+    """Read the bibliography: one table a work, its key as the table's name; no file means no works.
+
+    A work is in the language of the sources unless its entry names another one.
+
+    Raises `SidelitError` at the entry that is wrong.
+    """
+    path, lang = config.folder / "bibliography.toml", config.language(config.source_language).tag
+    if not path.is_file():
+        return Works()
+    text, shown = path.read_text(encoding="utf-8"), config.shown(path)
+    entries = read_toml(path, shown)
+    made = {key: _work(key, entry, lang, shown, text) for key, entry in entries.items()}
+    return Works(tuple(made[key] for key in sorted(made, key=lambda key: _order(entries[key]))))
+
+
+def _key(id: str) -> str:
     """The key that links use."""
-    return work.id.removeprefix("bib-")
-
-
-def cited(works: Sequence[Work], edition: Edition, to: Callable[[str], str]) -> tuple[Work, ...]:
-    """The works, each with the pages that refer to it; `to` gives the address of a page."""
-    used: dict[str, list[Link]] = {}
-    with as_one(CITED.format(edition.lang)):
-        for output, page in edition.pages.items():
-            for key in keys(page.text):
-                used.setdefault(key, []).append(Link(page.label, to(output), lang=page.label_lang))
-    return tuple(replace(work, used=tuple(used.get(key_of(work), ()))) for work in works)
+    return id.removeprefix("bib-")
 
 
 def keys(text: Text) -> tuple[str, ...]:
@@ -247,21 +385,6 @@ def _line(text: str, key: str) -> int:
     return text.count("\n", 0, found.start()) + 1 if found else 1
 
 
-def _term(
-    term: glossary_file.Term, spoken: Sequence[Language], lang: str, to: Callable[[str, int], Link]
-) -> Term:
-    words = {spoken[0].code: term.name, **term.text}
-    return Term(
-        id=term_id(term),
-        name=term.name,
-        words=tuple(Word(words[each.code], each.tag, each.name) for each in spoken),
-        never=tuple(Word(word, _tag_of(word, spoken)) for word in (*term.never, *term.wrong)),
-        note=(term.note or {}).get(lang, ""),
-        meaning=(term.meaning or {}).get(lang, ""),
-        see=tuple(to(href, term.line) for href in term.see),
-    )
-
-
 def _tag_of(word: str, spoken: Sequence[Language]) -> str:
     """The tag of the language that a word is in, as far as its letters betray it.
 
@@ -285,28 +408,22 @@ def index(
     config: Config,
     written: Sequence[content.Text],
     leads: links.Leads,
-    terms: glossary.Glossary,
-    works: Sequence[Work],
-    programs: tuple[Program, ...] = (),
+    tables: Mapping[str, Table],
 ) -> links.Index:
     """Collect every page with its ids, every work and every file beside the pages."""
-    made = {
-        "glossary": {term_id(term) for term in terms.terms},
-        "bibliography": {work.id for work in works},
-        commands.KIND: {*commands.ids(programs)},
-    }
+    made = {name: tuple(table.ids()) for name, table in tables.items()}
     targets = {}
-    home = None
+    works: dict[str, str] = {}
     for text in written:
-        append = text.item.append if isinstance(text.item, Prose) else None
-        home = text.item.output if append == "bibliography" else home
-        ids = Ids((*text.ids, *made[append])) if append in made else text.ids
+        if text.item.kind == "bibliography":
+            works = {_key(id): text.item.output for id in made["bibliography"]}
+        ids = Ids((*text.ids, *made[text.item.kind])) if text.item.kind in made else text.ids
         gone = links.departed(leads, text)
         target = links.Target(text.item.source, text.item.name, text.item.output, ids, gone)
         targets[text.item.source] = target
     return links.Index(
         targets=targets,
-        works={key_of(work): home for work in works} if home else {},
+        works=works,
         files=frozenset(pictures(config)),
         source_root=config.source_root,
         pages=links.pages_folder(config),

@@ -173,7 +173,7 @@ def write(
         return [_written(build, order, out, graph, shared, filled, ahead) for order in group]
 
     build.figures.ahead(jobs)
-    context.prepare(sorted({assemble.kind(order.shown) for group in orders for order in group}), build.theme)
+    context.prepare(sorted({order.shown.text.item.kind for group in orders for order in group}), build.theme)
     told = list(workers.shared(make, orders, jobs))
     for of_a_language in zip_longest(*told, fillvalue=()):
         for errors in of_a_language:

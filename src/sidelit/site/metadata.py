@@ -20,10 +20,9 @@ from sidelit import citing
 from sidelit.citing import Author, Credits, Place, Record
 from sidelit.config.config import Config
 from sidelit.config.origin import Origin, fill
-from sidelit.config.prose import Lesson, Prose
 from sidelit.errors import SidelitError
 from sidelit.files import assets
-from sidelit.site import edition, navigation
+from sidelit.site import edition, navigation, page_kinds
 from sidelit.site.content import Piece, Text
 from sidelit.site.edition import Page
 from sidelit.site.links import fragment
@@ -192,7 +191,7 @@ def record(project: Project, shown: edition.Page, piece: Piece | None = None) ->
 
 def citation_of(project: Project | None, shown: edition.Page) -> Citation | None:
     """What the box of a page says; without a project the page is nobody's to cite."""
-    if project is None or _signpost(shown, "forward", "contents"):
+    if project is None or not page_kinds.of(shown.text.item).cited:
         return None
     words = project.config.language(shown.lang).words
     whole = record(project, shown)
@@ -205,12 +204,6 @@ def citation_of(project: Project | None, shown: edition.Page) -> Citation | None
         forms=tuple(_forms(whole, words)),
         blank=tuple(_forms(blank, words)),
     )
-
-
-def _signpost(shown: edition.Page, *kinds: str) -> bool:
-    """Whether a page only leads to others: it stands at an address that one had, or lists all of them."""
-    item = shown.text.item
-    return isinstance(item, Prose) and item.append in kinds
 
 
 def _forms(record: Record, words: Mapping[str, str]) -> Iterator[Form]:
@@ -292,7 +285,7 @@ CARD_SIZE = (1200, 630)
 
 def meta_of(project: Project | None, shown: Page) -> Meta | None:
     """The head of a page for programs; `None` where the site has no public address."""
-    if project is None or not project.config.public.url or _signpost(shown, "forward"):
+    if not (project and project.config.public.url and page_kinds.of(shown.text.item).described):
         return None
     # A page that does not stand in this language is, to the world, the one that it shows.
     here = address(project.config, shown, project.config.source_language if shown.original else shown.lang)
@@ -370,7 +363,7 @@ def _data(project: Project, shown: Page, here: str) -> Markup:
         "description": shown.summary or config.tagline,
         "url": here,
         "inLanguage": said.language,
-        "learningResourceType": _kind(shown),
+        "learningResourceType": page_kinds.of(shown.text.item).resource,
         "timeRequired": f"PT{shown.text.minutes}M" if shown.text.minutes else "",
         "position": shown.text.number,
         "author": [_author(author) for author in said.authors],
@@ -382,12 +375,6 @@ def _data(project: Project, shown: Page, here: str) -> Markup:
     text = json.dumps({name: value for name, value in values.items() if value}, ensure_ascii=False)
     # Nothing in it may end the element that it stands in.
     return Markup(text.replace("<", "\\u003c"))
-
-
-def _kind(shown: Page) -> str:
-    if isinstance(shown.text.item, Lesson):
-        return "lesson"
-    return "text" if shown.text.prose else "annotated source code"
 
 
 def _author(author: Author) -> dict[str, str]:

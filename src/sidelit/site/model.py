@@ -51,7 +51,7 @@ class NavGroup:
     groups: tuple[NavGroup, ...] = ()
     """The same items in groups, where it has some; what is in no group comes first, and has no label."""
     kind: str = ""
-    """`course`, `labs`, `part` or `workshop`; empty for pages of prose."""
+    """`part` or `workshop`, if it holds chapters."""
     beside: bool = False
     """Whether each of its items stands beside one of another group, as a lab does beside its lesson."""
 
@@ -100,94 +100,6 @@ class UsageView:
     uses: tuple[Link, ...] = ()
     """To places on this page and on others; of those the name of the page stands in `part`."""
     tests: tuple[Link, ...] = ()
-
-
-# ## The rows of lists, as a template prints them
-#
-# > The glossary and the bibliography are made from data, one record a row.
-
-
-@dataclass(frozen=True, slots=True)
-class Word:
-    """A word in the language of a tag, which is empty where nobody can tell; `language` is its name."""
-
-    text: str
-    lang: str = ""
-    language: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Term:
-    """One row of the glossary."""
-
-    id: str
-    name: str
-    words: tuple[Word, ...]
-    """What it is called in each language of the site; the table is the same in all of them."""
-    never: tuple[Word, ...]
-    note: str
-    meaning: str = ""
-    """What the term means, in the language of the page."""
-    see: tuple[Link, ...] = ()
-    """The pages that explain it."""
-    uses: tuple[Link, ...] = ()
-    """To the sections that use it, those first that are about it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """One entry of the bibliography and the pages that refer to it."""
-
-    id: str
-    authors: str
-    title: str
-    year: str
-    where: str
-    url: str
-    note: str
-    lang: str
-    """The tag of the language of its title."""
-    used: tuple[Link, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option of a program, or one of its arguments."""
-
-    id: str
-    names: tuple[str, ...]
-    value: str
-    """What stands for its value."""
-    choices: tuple[str, ...]
-    kind: str
-    """`whole` or `number`; empty where its value is another one, or none."""
-    limits: tuple[str, ...]
-    default: str
-    help: str
-    required: bool
-    repeats: bool
-
-
-@dataclass(frozen=True, slots=True)
-class OptionGroup:
-    """Options that belong together."""
-
-    label: str
-    options: tuple[Option, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """A program or a subcommand, and its options. The texts are in the language of the sources."""
-
-    id: str
-    name: str
-    call: str
-    about: str
-    example: str
-    depth: int
-    """0 for a program, 1 for its subcommands."""
-    groups: tuple[OptionGroup, ...]
 
 
 # ## The head of a lesson, as a template prints it
@@ -412,7 +324,7 @@ class PageInfo:
     figure: Markup | str = ""
     """The figure beside the opening of a chapter."""
     arranged: bool = False
-    """Whether a home page says itself what stands where, and lists what it wants listed."""
+    """Whether the text says itself what stands where, as that of a home page may."""
     forward: Link | None = None
     """Where the page went whose old address this is."""
     lesson: LessonHead | None = None
@@ -497,7 +409,6 @@ class View:
     body: Markup | str = ""
     symbol_rows: Markup | str = ""
     """The rows of the notation at the end of a page that does not show it where it is declared."""
-    glossary: tuple[Term, ...] = ()
-    entries: tuple[Work, ...] = ()
-    programs: tuple[Program, ...] = ()
+    entries: tuple[object, ...] = ()
+    """The rows of the table that a page made from data shows: terms, works or programs."""
     meta: Meta | None = None

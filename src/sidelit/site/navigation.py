@@ -23,8 +23,8 @@ from sidelit.cache.graph import NotedText, as_one
 from sidelit.cache.records import Ids
 from sidelit.config.chapters import Chapter
 from sidelit.config.config import Config
-from sidelit.config.prose import Lab, Lesson, Prose
-from sidelit.site import links, model
+from sidelit.config.prose import Prose
+from sidelit.site import links, model, page_kinds
 from sidelit.site.content import Text
 from sidelit.site.edition import Edition, Page
 from sidelit.text import markup
@@ -90,16 +90,13 @@ class Navigation:
 
     def _nav(self) -> Iterator[model.NavGroup]:
         # A list of the pages does not list itself; the site's name leads to it.
-        front = tuple(item for item in self.config.front if item.append != "listing")
+        front = tuple(item for item in self.config.front if page_kinds.of(item).listed)
         yield from self._group("", "", front, None)
-        label, lang = self.edition.course
-        for group in self._group("", label, self.config.course.lessons, lang):
-            yield replace(group, kind="course")
-        label, lang = self.edition.labs
-        stems = {PurePosixPath(lesson.source).stem for lesson in self.config.course.lessons}
-        beside = all(self._lesson_of(lab) in stems for lab in self.config.labs.labs)
-        for group in self._group("", label, self.config.labs.labs, lang):
-            yield replace(group, kind="labs", beside=beside)
+        stems = {lesson.stem for lesson in self.config.course.lessons}
+        for course, (label, lang) in zip(self.config.courses, self.edition.courses, strict=True):
+            beside = all(self._lesson_of(lesson) in stems for lesson in course.lessons)
+            for group in self._group("", label, course.lessons, lang):
+                yield replace(group, beside=beside)
         yield from self._parts(workshop=False)
         label, lang = self.edition.back
         yield from self._group("", label, self.config.back, lang)
@@ -148,8 +145,9 @@ class Navigation:
         return self._part_of(self.shown.text.item)
 
     def _part_of(self, item: Chapter | Prose) -> str:
-        if isinstance(item, Lesson):
-            return self.edition.labs[0] if isinstance(item, Lab) else self.edition.course[0]
+        for course, (label, _) in zip(self.config.courses, self.edition.courses, strict=True):
+            if item in course.lessons:
+                return label
         for part, (label, _) in zip(self.config.parts, self.edition.parts, strict=True):
             if all(chapter.output != item.output for chapter in part.chapters):
                 continue
@@ -187,23 +185,24 @@ class Navigation:
             return
         found = [self._link(item) for item in items]
         groups = []
-        names = [item.group if isinstance(item, (Chapter, Lesson)) else "" for item in items]
+        names = [item.group for item in items]
         for name, pairs in itertools.groupby(zip(names, found, strict=True), key=lambda pair: pair[0]):
             called, spoken = self.edition.groups.get(name, ("", None))
             groups.append(model.NavGroup(called, "", tuple(link for _, link in pairs), spoken))
         yield model.NavGroup(label, number, tuple(found), lang, groups=tuple(groups) if any(names) else ())
 
-    def _lesson_of(self, lab: Lab) -> str:
+    def _lesson_of(self, lab: Prose) -> str:
         return self.edition.pages[lab.output].text.lesson
 
-    def labs_of(self, lesson: Lesson) -> tuple[model.Link, ...]:
+    def labs_of(self, lesson: Prose) -> tuple[model.Link, ...]:
         """To the labs that name a lesson."""
         with as_one(CONTENTS.format(self.edition.lang)):
             return tuple(self._labs_of(lesson))
 
-    def _labs_of(self, lesson: Lesson) -> Iterator[model.Link]:
-        stem = PurePosixPath(lesson.source).stem
-        return (self._link(lab) for lab in self.config.labs.labs if self._lesson_of(lab) == stem)
+    def _labs_of(self, item: Chapter | Prose) -> Iterator[model.Link]:
+        labs = self.config.labs.lessons if item in self.config.course.lessons else ()
+        stem = PurePosixPath(item.source).stem
+        return (self._link(lab) for lab in labs if self._lesson_of(lab) == stem)
 
     def _link(self, item: Chapter | Prose) -> model.Link:
         other = self.edition.pages[item.output]
@@ -214,10 +213,10 @@ class Navigation:
             lede=NotedText(other.summary, LEDE.format(self.edition.lang, item.output)),
             # A source without a title is called by its name already.
             name=PurePosixPath(item.source).stem if isinstance(item, Chapter) and other.title else "",
-            number=item.number if isinstance(item, Lesson) else str(other.text.number or ""),
+            number=item.number if isinstance(item, Prose) else str(other.text.number or ""),
             minutes=other.text.minutes,
-            lesson=item.name if isinstance(item, Lesson) else "",
-            labs=tuple(self._labs_of(item)) if isinstance(item, Lesson) and not isinstance(item, Lab) else (),
+            lesson=item.name if isinstance(item, Prose) and item.lesson else "",
+            labs=tuple(self._labs_of(item)),
         )
 
 
@@ -330,9 +329,3 @@ def headings(shown: Page) -> Iterator[model.TocEntry]:
     for before, token in itertools.pairwise(tokens):
         if before.type == "heading_open" and before.tag in ("h2", "h3"):
             yield model.TocEntry(str(before.meta["slug"]), markup.plain(token), int(before.tag[1]) - 2)
-
-
-def programs(listed: Sequence[model.Program]) -> Iterator[model.TocEntry]:
-    """The contents of a list of commands."""
-    for each in listed:
-        yield model.TocEntry(each.id, Markup("<code>{}</code>").format(each.name), each.depth)

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from sidelit.catalog import catalog
 from sidelit.config.chapters import Chapter, Proof
 from sidelit.config.origin import fill, report
-from sidelit.config.prose import Lab
+from sidelit.config.prose import Prose
 from sidelit.errors import SidelitError
 from sidelit.figures.interactive import Script, filled
 from sidelit.files import assets
@@ -253,12 +253,11 @@ class PageRenderer:
     def run(self) -> Run:
         """The recorded run of a lab; what is wrong with it is told once, and nothing of it is shown."""
         try:
-            return (
-                outputs.read(self.config, self.item, self.shown.lang) if isinstance(self.item, Lab) else Run()
-            )
+            if isinstance(self.item, Prose):
+                return outputs.read(self.config, self.item, self.shown.lang)
         except SidelitError as error:
             self.build.report(error)
-            return Run()
+        return Run()
 
     def html(
         self, tokens: Sequence[Token], section: str = "", offset: int = 0, heading_ids: bool = False

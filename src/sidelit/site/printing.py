@@ -367,7 +367,8 @@ def _edition(
         books = catalog.load((units,), shelf.folder, codes, shelf.tag)
         book = books.translation(shelf.name, job.lang)
         pages[text.item.output] = edition.page(text, book, job.lang)
-    return edition.Edition(job.lang, pages, (("", None),), "", "")
+    unnamed = (("", None),)
+    return edition.Edition(job.lang, pages, unnamed, "", "", unnamed * len(made.courses))
 
 
 def _names(paths: Sequence[Path], made: Config, job: Job, homes: anchoring.Homes) -> dict[str, Translations]:

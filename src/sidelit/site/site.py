@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +34,6 @@ from sidelit.ids.ledger import Placed
 from sidelit.site import (
     anchoring,
     assemble,
-    commands,
     content,
     edition,
     identifiers,
@@ -43,6 +42,7 @@ from sidelit.site import (
     making,
     metadata,
     navigation,
+    page_kinds,
     pictures,
     static,
     usage,
@@ -50,7 +50,7 @@ from sidelit.site import (
 from sidelit.site.context import BuildContext, Notations
 from sidelit.site.directives import registry
 from sidelit.site.directives.kind import Book
-from sidelit.site.model import Program, Work
+from sidelit.site.listing import Table
 from sidelit.site.search import index as search
 from sidelit.site.search import synonyms
 from sidelit.site.usage import Backlinks
@@ -148,7 +148,7 @@ def write_whole(
     drawn = figure.read_all(config)
     books = shelf(config, written, graph, drawn)
     editions = {lang: edition.edition(config, written, books, lang) for lang in config.languages}
-    terms, works, programs = _data(config)
+    terms, tables = _data(config)
     leads = links.leads(written)
     gathered = Collector()
     state = origin.origin(config)
@@ -160,7 +160,7 @@ def write_whole(
     build = BuildContext(
         config=config,
         editions=editions,
-        index=listing.index(config, written, leads, terms, works, programs),
+        index=listing.index(config, written, leads, tables),
         leads=leads,
         texts=Noted({text.item.source: text for text in written}, content.READ),
         names=names,
@@ -173,8 +173,7 @@ def write_whole(
         uses=Noted(uses_in, listing.USES),
         figures=drawing.gallery(config, drawn, books, graph),
         shelf=books,
-        works=works,
-        programs=programs,
+        tables=tables,
         proved=usage.proofs(config, gathered.add, graph),
         theme=themes.theme(config),
         pictures=pictures.pictures(config, written),
@@ -194,7 +193,7 @@ def write_whole(
     # Said in one language, it is true of all.
     for error in making.clashes(group[0] for group in orders):
         build.report(error)
-    material = search.Material(config, editions, terms, works, programs, synonyms.of_site(config))
+    material = search.Material(config, editions, terms, tables, synonyms.of_site(config))
     making.write(build, orders, out, jobs, graph, state.filled, search.ahead(material))
     gathered.check()
     parts = search.write(material, out.put)
@@ -236,7 +235,7 @@ def mistakes(named: Book) -> Iterator[SidelitError]:
 
 def book(config: Config, written: Sequence[content.Text]) -> Book:
     """All that a directive may name."""
-    known = listing.index(config, written, links.leads(written), *_data(config))
+    known = listing.index(config, written, links.leads(written), _data(config)[1])
     return Book(config, known, {text.item.source: text for text in written})
 
 
@@ -253,11 +252,10 @@ def watched(path: Path) -> tuple[Path, ...]:
     return (path.parent, assets.templates_folder(), *sources)
 
 
-def _data(config: Config) -> tuple[glossary.Glossary, tuple[Work, ...], tuple[Program, ...]]:
-    words, works = config.folder / "glossary.toml", config.folder / "bibliography.toml"
+def _data(config: Config) -> tuple[glossary.Glossary, Mapping[str, Table]]:
+    words = config.folder / "glossary.toml"
     terms = glossary.read(words, config.shown(words), config.languages)
-    tag = config.language(config.source_language).tag
-    return terms, listing.works(works, config.shown(works), tag), commands.programs(config)
+    return terms, page_kinds.tables(config, terms)
 
 
 # ## A site with gaps

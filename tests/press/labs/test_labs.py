@@ -369,7 +369,7 @@ def test_a_mistake_is_one_line_with_its_place(labs: Path, old: str, new: str, wo
 def test_a_notebook_has_no_place_for_what_only_a_page_can_show(labs: Path) -> None:
     edit(labs / SOURCE, "::: hint", "::: parts")
     told = sidelit("lab", cwd=labs, code=1).stderr
-    assert told.startswith(f"{SOURCE}:34: a notebook has no place for `::: parts`; a lab may have")
+    assert told.startswith(f"{SOURCE}:34: a lab has no place for `::: parts`; it may have")
 
 
 def test_a_notebook_that_nobody_made_is_told(labs: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from sidelit.config.chapters import Proof
-from sidelit.config.prose import Lesson
+from sidelit.config.prose import Prose
 from sidelit.site.directives.kind import Book, Kind, Place, nearest, plain
 from sidelit.text.directives import Directive
 
@@ -36,15 +36,15 @@ def _lessons(given: Directive, place: Place) -> Markup:
 
 def _check_labs(given: Directive, book: Book) -> None:
     plain(given, body=False)
-    if not book.config.labs.labs:
+    if not book.config.labs.lessons:
         raise given.error("the project has no labs", hint="`[labs]` in site/sidelit.toml lists them")
 
 
 def _labs(given: Directive, place: Place) -> Markup:
-    return _taken(place, place.book.config.labs.labs, "labs.html")
+    return _taken(place, place.book.config.labs.lessons, "labs.html")
 
 
-def _taken(place: Place, items: Sequence[Lesson], template: str) -> Markup:
+def _taken(place: Place, items: Sequence[Prose], template: str) -> Markup:
     """What is taken in order, with its minutes."""
     names = {item.name for item in items}
     taken = [item for group in place.nav() for item in group.items if item.lesson in names]
@@ -198,7 +198,7 @@ def _try(given: Directive, place: Place) -> Markup:
 def _check_lab(given: Directive, book: Book) -> None:
     """Where a project has labs, it wants no other one named; where it has none, any number goes."""
     plain(given, argument=True)
-    numbers = [lab.number for lab in book.config.labs.labs]
+    numbers = [lab.number for lab in book.config.labs.lessons]
     if numbers and given.argument not in (*numbers, *book.config.labs.coming):
         hint = nearest(given.argument, numbers, f"there is {', '.join(numbers)}")
         raise given.error(f"there is no lab {given.argument!r}", hint=hint)
@@ -206,7 +206,7 @@ def _check_lab(given: Directive, book: Book) -> None:
 
 def _lab(given: Directive, place: Place) -> Markup:
     labs = place.book.config.labs
-    own = [lab for lab in labs.labs if lab.number == given.argument]
+    own = [lab for lab in labs.lessons if lab.number == given.argument]
     return place.fragment(
         "lab.html",
         number=given.argument,

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 from markupsafe import Markup
 
-from sidelit.config.prose import Lab, Lesson
+from sidelit.config.prose import Prose
 from sidelit.errors import SidelitError
+from sidelit.site import page_kinds
 from sidelit.site.content import Text
 from sidelit.site.directives import layout, section, stepper
 from sidelit.site.directives.kind import Book, Kind, Place, nearest
@@ -41,8 +42,6 @@ KINDS = {
         layout.PROOFS,
     )
 }
-# A lab is a notebook, too, and what a page alone can draw would be missing there.
-IN_LABS = ("cell", "question", "try", "hint")
 
 
 def html(given: Directive, place: Place) -> Markup:
@@ -71,9 +70,10 @@ def _kind(given: Directive, book: Book) -> Kind:
         what = f"there is no directive `::: {given.name}`"
         raise given.error(what, hint=nearest(given.name, KINDS, f"there is {', '.join(KINDS)}"))
     item = book.texts[given.path].item
-    if isinstance(item, Lab) and given.name not in IN_LABS:
-        hint = f"a lab may have {', '.join(IN_LABS[1:])}"
-        raise given.error(f"a notebook has no place for `::: {given.name}`", hint=hint)
-    if not kind.everywhere and not isinstance(item, Lesson):
+    only = page_kinds.of(item).directives
+    if only and given.name not in only:
+        what = f"a {item.kind} has no place for `::: {given.name}`"
+        raise given.error(what, hint=f"it may have {', '.join(only)}")
+    if not kind.everywhere and not (isinstance(item, Prose) and item.lesson):
         raise given.error(f"`{given.name}` stands in lessons only")
     return kind

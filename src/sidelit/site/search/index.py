@@ -27,7 +27,7 @@ from sidelit.config.chapters import Chapter
 from sidelit.config.config import Config
 from sidelit.config.glossary import Glossary
 from sidelit.site.edition import Edition, Page
-from sidelit.site.model import Program, Work
+from sidelit.site.listing import Table
 from sidelit.site.search import places, postings, synonyms
 from sidelit.site.search.places import Place
 from sidelit.site.search.tokenizer import UNSPACED, Tokenizer
@@ -56,8 +56,7 @@ class Material:
     config: Config
     editions: Mapping[str, Edition]
     glossary: Glossary = field(default_factory=Glossary)
-    works: tuple[Work, ...] = ()
-    programs: tuple[Program, ...] = ()
+    tables: Mapping[str, Table] = field(default_factory=dict)
     synonyms: tuple[synonyms.Row, ...] = ()
 
 
@@ -108,7 +107,7 @@ class Reading:
         self.langs = tuple(dict.fromkeys((lang, config.source_language)))
         self.spoken = [config.language(each).search for each in self.langs]
         self.tokenizer = Tokenizer(self.spoken)
-        self.tables = store.digest(made_of.glossary, made_of.works, made_of.programs, self.spoken)
+        self.tables = store.digest(made_of.tables, self.spoken)
 
     def ahead(self, page: Page) -> None:
         """Read a page while its words are at hand."""
@@ -130,8 +129,8 @@ class Reading:
         return page.once_alone(_POSTINGS, made, self.tables)
 
     def _places(self, page: Page) -> Sequence[Place]:
-        made_of = self.made_of
-        return places.places(page, made_of.glossary, made_of.works, made_of.programs)
+        table = self.made_of.tables.get(page.text.item.kind)
+        return (*places.places(page), *(table.places(page) if table else ()))
 
     @staticmethod
     def _said(page: Page, inside: Sequence[Place]) -> _Entry:

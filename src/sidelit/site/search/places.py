@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from markdown_it.token import Token
 
 from sidelit.cache.records import quick
-from sidelit.config.glossary import Glossary
-from sidelit.site import listing
 from sidelit.site.content import Piece
 from sidelit.site.edition import Page, Words
-from sidelit.site.model import Program, Work
 from sidelit.text import markup
 
 # What a place is: its name is compared with a query accordingly.
@@ -45,21 +42,9 @@ class Place:
     """Whether it is folded: what few readers look for."""
 
 
-def places(
-    shown: Page, glossary: Glossary, works: Sequence[Work], programs: Sequence[Program] = ()
-) -> tuple[Place, ...]:
-    """The places of a page, in its order."""
-    if not shown.text.prose:
-        return tuple(_sections(shown))
-    kind = getattr(shown.text.item, "append", "")
-    rows: Iterable[Place] = ()
-    if kind == "glossary":
-        rows = _terms(glossary, shown.lang)
-    elif kind == "bibliography":
-        rows = _works(works)
-    elif kind == "commands":
-        rows = _commands(programs, shown)
-    return (*_headings(shown), *rows)
+def places(shown: Page) -> tuple[Place, ...]:
+    """The places of the words and the code of a page, in its order."""
+    return tuple(_headings(shown) if shown.text.prose else _sections(shown))
 
 
 def _sections(shown: Page) -> Iterator[Place]:
@@ -110,29 +95,6 @@ def _heading(
 ) -> Place:
     foreign = shown.original or any(state in ("stale", "missing") for state in states)
     return Place(place, title, WORDS, _said(held).removeprefix(title).strip(), foreign=foreign)
-
-
-def _terms(glossary: Glossary, lang: str) -> Iterator[Place]:
-    for term in glossary.terms:
-        names = dict.fromkeys((term.text.get(lang, term.name), term.name, *term.text.values()))
-        meaning = (term.meaning or {}).get(lang, "") or (term.note or {}).get(lang, "")
-        yield Place(listing.term_id(term), " · ".join(names), TERM, meaning.replace("`", ""))
-
-
-def _works(works: Sequence[Work]) -> Iterator[Place]:
-    for work in works:
-        said = f"{work.authors} {work.year} {work.where} {work.note}"
-        yield Place(work.id, work.title, WORK, " ".join(said.split()))
-
-
-def _commands(programs: Sequence[Program], shown: Page) -> Iterator[Place]:
-    """Programs by their names, and options by theirs; the program of an option is no second name of it."""
-    foreign = shown.source_lang != shown.lang
-    for program in programs:
-        yield Place(program.id, program.name, WORDS, program.about, program.example, foreign)
-        for option in (option for group in program.groups for option in group.options):
-            title = " · ".join((*option.names, f"{program.name} …"))
-            yield Place(option.id, title, WORDS, " ".join((option.help, *option.choices)), "", foreign)
 
 
 def _said(tokens: Sequence[Token]) -> str:
