@@ -15,7 +15,6 @@ links to them end in and what a search finds in them are methods of its [class](
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -25,6 +24,7 @@ from sidelit.config.glossary import Glossary
 from sidelit.config.prose import Prose
 from sidelit.errors import SidelitError
 from sidelit.site import commands, listing
+from sidelit.site.directives.kind import nearest
 from sidelit.site.listing import Table
 
 
@@ -85,9 +85,8 @@ def tables(config: Config, terms: Glossary) -> Mapping[str, Table]:
     known = {name: kind.table for name, kind in KINDS.items() if kind.table}
     for page in config.prose:
         if page.append is not None and page.append not in known:
-            close = difflib.get_close_matches(page.append, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there is {', '.join(known)}"
             what = f"nothing is made under the name {page.append!r}"
+            hint = nearest(page.append, known, f"there is {', '.join(known)}")
             raise SidelitError(what, path=config.shown(config.path), line=page.line, hint=hint)
     shown = dict.fromkeys(page.append for page in config.prose if page.append)
     return {name: known[name](config, terms) for name in shown}
