@@ -111,7 +111,7 @@ class Reading:
 
     def ahead(self, page: Page) -> None:
         """Read a page while its words are at hand."""
-        if self.edition.pages.get(page.text.item.output) is page:
+        if page.text.item.output in self.edition.pages:
             inside = self._places(page)
             page.once_alone(_ENTRIES, lambda: self._said(page, inside), self.tables)
             page.once_alone(_POSTINGS, lambda: postings.postings(inside, self.tokenizer), self.tables)
