@@ -54,8 +54,8 @@ def joined(lexer: type[RegexLexer]) -> type[RegexLexer]:
     # Pygments compiles the rules when the first lexer of the class is made.
     rules: Mapping[str, Sequence[Rule]] = lexer()._tokens
     try:
-        states = {name: _joined(each) for name, each in rules.items()}
-    except (ValueError, AttributeError, re.error):
+        states = _States({name: _pattern(each) for name, each in rules.items()}, rules)
+    except (ValueError, AttributeError):
         return lexer
 
     class Joined(lexer):  # type: ignore[misc]
@@ -65,7 +65,19 @@ def joined(lexer: type[RegexLexer]) -> type[RegexLexer]:
     return Joined
 
 
-def _joined(rules: Sequence[Rule]) -> _State:
+class _States(dict[str, _State]):
+    """The states of a lexer; the pattern of one is compiled when a text first needs it, as most never do."""
+
+    def __init__(self, patterns: Mapping[str, str], rules: Mapping[str, Sequence[Rule]]) -> None:
+        self._patterns, self._rules = patterns, rules
+
+    def __missing__(self, name: str) -> _State:
+        which = dict(enumerate(self._rules[name], 1))
+        state = self[name] = _State(re.compile(self._patterns[name]).match, which)
+        return state
+
+
+def _pattern(rules: Sequence[Rule]) -> str:
     parts = []
     for rule in rules:
         pattern: re.Pattern[str] = rule[0].__self__  # type: ignore[attr-defined]
@@ -73,7 +85,7 @@ def _joined(rules: Sequence[Rule]) -> _State:
             raise ValueError
         # An empty group at the end of a rule tells which one matched.
         parts.append(f"{_alone(pattern)}()")
-    return _State(re.compile("|".join(parts)).match, dict(enumerate(rules, 1)))
+    return "|".join(parts)
 
 
 _REFERENCE = re.compile(r"\\[1-9]|\(\?\(")

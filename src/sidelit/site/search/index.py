@@ -29,7 +29,6 @@ from sidelit.config.glossary import Glossary
 from sidelit.site.edition import Edition, Page
 from sidelit.site.listing import Table
 from sidelit.site.search import places, postings, synonyms
-from sidelit.site.search.places import Place
 from sidelit.site.search.tokenizer import UNSPACED, Tokenizer
 
 # How much of the index one file of words holds, in characters.
@@ -90,11 +89,20 @@ def ahead(made_of: Material) -> Callable[[Page], None]:
 @quick
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """What the index says about a page, as it is written: its places, and their text."""
+    """What the index says about a page, as it is written: its places, their text, and how many they are."""
 
     places: str
     text: str
     count: int
+
+
+@quick
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """What it says about some pages in a row, and the terms of all of them."""
+
+    entries: tuple[_Entry, ...]
+    terms: postings.Postings
 
 
 class Reading:
@@ -110,38 +118,37 @@ class Reading:
         self.tables = store.digest(made_of.tables, self.spoken)
 
     def ahead(self, page: Page) -> None:
-        """Read a page while its words are at hand."""
+        """Read a page while its words are at hand, if it is one of the index."""
         if page.text.item.output in self.edition.pages:
-            inside = self._places(page)
-            page.once_alone(_ENTRIES, lambda: self._said(page, inside), self.tables)
-            page.once_alone(_POSTINGS, lambda: postings.postings(inside, self.tokenizer), self.tables)
+            self._page(page)
 
-    def entry(self, page: Page) -> _Entry:
-        """What it says about a page."""
-        return page.once_alone(_ENTRIES, lambda: self._said(page, self._places(page)), self.tables)
+    def stretch(self, pages: Sequence[Page]) -> _Stretch:
+        """Read some pages in a row."""
+        keys = [page.key(self.tables) for page in pages]
+        key = tuple(itertools.chain(*keys)) if all(keys) else ()
+        return pages[0].text.graph.alone("stretches", key, partial(self._together, pages))
 
-    def postings(self, page: Page) -> postings.Postings:
-        """The terms of a page."""
+    def _together(self, pages: Sequence[Page]) -> _Stretch:
+        entries: list[_Entry] = []
+        lists = postings.Lists()
+        for page in pages:
+            alone = self._page(page)
+            entries += alone.entries
+            lists.add(alone.terms, alone.entries[0].count)
+        return _Stretch(tuple(entries), lists.postings())
 
-        def made() -> postings.Postings:
-            return postings.postings(self._places(page), self.tokenizer)
+    def _page(self, page: Page) -> _Stretch:
+        return page.once_alone("entries", partial(self._read, page), self.tables)
 
-        return page.once_alone(_POSTINGS, made, self.tables)
-
-    def _places(self, page: Page) -> Sequence[Place]:
+    def _read(self, page: Page) -> _Stretch:
         table = self.made_of.tables.get(page.text.item.kind)
-        return (*places.places(page), *(table.places(page) if table else ()))
-
-    @staticmethod
-    def _said(page: Page, inside: Sequence[Place]) -> _Entry:
-        return _Entry(
+        inside = (*places.places(page), *(table.places(page) if table else ()))
+        entry = _Entry(
             _json([[place.id, place.title, place.kind + 4 * place.depth] for place in inside]),
             _json([[place.words, place.code, *[page.source_lang] * place.foreign] for place in inside]),
             len(inside),
         )
-
-
-_ENTRIES, _POSTINGS = "entries", "postings of a page"
+        return _Stretch((entry,), postings.postings(inside, self.tokenizer))
 
 
 class _Writing:
@@ -154,14 +161,16 @@ class _Writing:
 
     def write(self) -> None:
         reading, tokenizer = self._reading, self._reading.tokenizer
-        rows, counts = [], []
-        for at, (output, page) in enumerate(reading.edition.pages.items()):
-            entry = reading.entry(page)
-            self._part(f"text-{at}.js", f"searching.texts[{at}]={entry.text};\n")
-            rows.append(f"{_json([output, *_named(page), _rank(page)])[:-1]},{entry.places}]")
-            counts.append(entry.count)
+        rows, lists = [], postings.Lists()
+        pages = list(reading.edition.pages.items())
+        for first in range(0, len(pages), _STRETCH):
+            stretch = pages[first : first + _STRETCH]
+            made = reading.stretch([page for _, page in stretch])
+            lists.add(made.terms, sum(entry.count for entry in made.entries))
+            for at, ((output, page), entry) in enumerate(zip(stretch, made.entries, strict=True), first):
+                self._part(f"text-{at}.js", f"searching.texts[{at}]={entry.text};\n")
+                rows.append(f"{_json([output, *_named(page), _rank(page)])[:-1]},{entry.places}]")
         starts = []
-        lists = self._lists(counts)
         for at, (start, shard) in enumerate(_shards(lists)):
             self._part(f"words-{at}.js", f"searching.words[{at}]={_json(shard)};\n")
             starts.append(start)
@@ -195,24 +204,6 @@ class _Writing:
         content = text.encode()
         self._version.update(content)
         self._put(name, content)
-
-    def _lists(self, counts: Sequence[int]) -> postings.Lists:
-        """Each term of the index with its places."""
-        reading, lists = self._reading, postings.Lists()
-        rows = list(zip(reading.edition.pages.values(), counts, strict=True))
-        for start in range(0, len(rows), _STRETCH):
-            stretch = rows[start : start + _STRETCH]
-            keys = [page.key(reading.tables) for page, _ in stretch]
-            key = tuple(itertools.chain(*keys)) if all(keys) else ()
-            made = stretch[0][0].text.graph.alone("postings", key, partial(self._together, stretch))
-            lists.add(made, sum(count for _, count in stretch))
-        return lists
-
-    def _together(self, stretch: Sequence[tuple[Page, int]]) -> postings.Postings:
-        lists = postings.Lists()
-        for page, count in stretch:
-            lists.add(self._reading.postings(page), count)
-        return lists.postings()
 
 
 def _named(shown: Page) -> tuple[str, str, str]:
