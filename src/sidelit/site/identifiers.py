@@ -189,6 +189,7 @@ class Identifiers:
     links: Callable[[str], Links]
     documented: Mapping[str, str]
     outlines: Mapping[str, Outline] = field(default_factory=dict)
+    _places: dict[Definition | str, tuple[str, str | None]] = field(default_factory=dict, repr=False)
     _marked: dict[tuple[object, ...], tuple[tuple[int, str], ...]] = field(default_factory=dict, repr=False)
 
     def lines(
@@ -220,12 +221,22 @@ class Identifiers:
                 yield number, html
 
     def digest(self, source: str) -> str:
-        """Stands for all links of a source, with their addresses as seen from its own page."""
+        """Stands for all links of a source and where they lead, seen from its own page."""
         outline = self.outlines.get(source, Outline())
         page = self.shown[source].output if source in self.shown else ""
-        # Of what is documented elsewhere a page shows the name, too.
-        shown = [(to if isinstance(to, str) else "", self.address(to, page)) for to in outline.targets]
-        return store.digest(outline.digest, shown)
+        return store.digest(outline.digest, page, [self._place(to) for to in outline.targets])
+
+    def _place(self, to: Definition | str) -> tuple[str, str | None]:
+        """The page that a name leads to and the id on it; of what is documented elsewhere its name, too."""
+        if to not in self._places:
+            if isinstance(to, str):
+                self._places[to] = to, library.address(self.documented, to)
+            else:
+                self._places[to] = (
+                    self.shown[to.path].output if to.path in self.shown else "",
+                    self.anchor(to),
+                )
+        return self._places[to]
 
     def address(self, to: Definition | str, page: str) -> str | None:
         """The address of what a name means, seen from a page of the site."""
