@@ -190,7 +190,7 @@ def test_a_published_id_may_not_vanish(sample: Path) -> None:
 )
 def test_a_redirect_that_means_nothing_is_refused(sample: Path, said: str, told: str) -> None:
     done = sidelit("publish", cwd=sample)
-    assert done.stdout == "The ids of 2 chapters are fixed in site/anchors.json.\n"
+    assert done.stdout == "The ids of 2 chapters and 4 pages of Markdown are fixed in site/anchors.json.\n"
     before = (sample / "site/anchors.json").read_bytes()
     refused = sidelit("publish", "--redirect", said, cwd=sample, code=1).stderr
     assert refused.startswith(f"site/anchors.json: {told}")
@@ -200,7 +200,7 @@ def test_a_redirect_that_means_nothing_is_refused(sample: Path, said: str, told:
 def test_the_ids_of_one_chapter_are_fixed(sample: Path) -> None:
     entry = '    { source = "tools/window.py", name = "tools/window" },\n'
     edit(sample / "site/sidelit.toml", entry, "")
-    assert sidelit("publish", cwd=sample).stdout.startswith("The ids of 1 chapter are fixed in ")
+    assert sidelit("publish", cwd=sample).stdout.startswith("The ids of 1 chapter and 4 pages")
 
 
 def test_a_ledger_that_is_broken_is_told_with_its_line(sample: Path) -> None:

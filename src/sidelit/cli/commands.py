@@ -266,8 +266,9 @@ def publish(given: argparse.Namespace) -> int:
     """`sidelit publish`."""
     made = given_configuration(given)
     path = anchoring.publish(made, _redirects(given.redirect))
-    count = len(made.chapters)
-    print(f"The ids of {count} {'chapter' if count == 1 else 'chapters'} are fixed in {made.shown(path)}.")
+    chapters, pages = len(made.chapters), len(made.prose)
+    said = f"{chapters} chapter{'s' * (chapters != 1)} and {pages} page{'s' * (pages != 1)} of Markdown"
+    print(f"The ids of {said} are fixed in {made.shown(path)}.")
     return 0
 
 

@@ -106,10 +106,7 @@ def prose(table: Table, folder: str, codes: Sequence[str]) -> Prose:
 
 
 def _moved(table: Table, pages: str) -> Iterator[Moved]:
-    """Read where the readers of headings go that have left a page.
-
-    No ledger holds the headings of prose, so their author says it.
-    """
+    """Read where the readers of headings go that have left a page, as far as their author says it."""
     for old, href in table.take("moved", dict, {}).items():
         path, sign, name = href.partition("#") if isinstance(href, str) else ("", "", "")
         if not (path.endswith(".md") and bool(sign) == bool(name)):

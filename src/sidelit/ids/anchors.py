@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 from sidelit.errors import SidelitError
-from sidelit.ids.matching import PIECES, Imprint, imprint, match, moved, piece, propose
+from sidelit.ids.matching import HEADING, PIECES, Imprint, imprint, match, moved, piece, propose
 from sidelit.source.source import Document
 
 _DIGEST = re.compile(r"/(?:code|comment)-[0-9a-f]{8}(?:-\d+)?$|@[0-9a-f]{8}(?:-\d+)?$")
+_NUMBER = re.compile(r"-\d+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,18 @@ class Anchor:
     id: str
     aliases: tuple[str, ...] = ()
     places: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Headings:
+    """The headings of a page of Markdown, each under the id that its words or its author give it.
+
+    :param said: the ids that their author gives.
+    """
+
+    path: str
+    found: tuple[Imprint, ...]
+    said: frozenset[str] = frozenset()
 
 
 def assign(
@@ -77,8 +91,13 @@ def places_of(entry: Imprint, address: str = "") -> Iterator[str]:
     yield from entry.places
 
 
-def imprints(document: Document, anchors: Sequence[Anchor]) -> tuple[Imprint, ...]:
+def imprints(document: Document | Headings, anchors: Sequence[Anchor]) -> tuple[Imprint, ...]:
     """Take the imprints of all sections that readers can link to."""
+    if isinstance(document, Headings):
+        return tuple(
+            replace(each, id=anchor.id, aliases=anchor.aliases, places=anchor.places)
+            for each, anchor in zip(document.found, anchors, strict=True)
+        )
     return tuple(
         imprint(section, anchor.id, anchor.aliases, anchor.places)
         for section, anchor in zip(document.sections, anchors, strict=True)
@@ -95,14 +114,17 @@ class Naming:
     """
 
     def __init__(
-        self, document: Document, published: Sequence[Imprint] = (), reserved: Iterable[str] = ()
+        self, document: Document | Headings, published: Sequence[Imprint] = (), reserved: Iterable[str] = ()
     ) -> None:
-        self.document = document
-        self.proposed = propose(document.sections)
-        self.shown = [index for index, each in enumerate(document.sections) if not each.hidden]
-        sections = document.sections
-        self.current = [imprint(sections[index], self.proposed[index]) for index in self.shown]
-        pairs, self.renamed = match(published, self.current)
+        if isinstance(document, Headings):
+            self.sections, self.shown = document.found, list(range(len(document.found)))
+        else:
+            named = zip(document.sections, propose(document.sections), strict=True)
+            self.sections = tuple(imprint(section, name) for section, name in named)
+            self.shown = [index for index, each in enumerate(document.sections) if not each.hidden]
+        self.current = [self.sections[index] for index in self.shown]
+        self.said = document.said if isinstance(document, Headings) else frozenset()
+        pairs, self.renamed = self._found(published)
         self.lost = [entry for old, entry in enumerate(published) if old not in pairs]
         self.taken = {name for each in published for name in (each.id, *each.aliases)} | set(reserved)
         self.names: dict[int, str] = {}
@@ -128,13 +150,15 @@ class Naming:
 
     def finish(self) -> None:
         """Name the sections that were never published, from the names that are left."""
-        for index, name in enumerate(self.proposed):
+        for index, each in enumerate(self.sections):
             if index not in self.names:
-                self.names[index] = self._free(name)
+                self.names[index] = each.id if each.id in self.said else self._free(each.id)
 
     def index_of(self, name: str) -> int | None:
-        """The section that readers find under an id."""
-        return next((index for index in self.shown if self.names[index] == name), None)
+        """The section that readers find under an id, be it one of today or a published one."""
+        today = (index for index in self.shown if self.names[index] == name)
+        before = (index for entry, index in self.kept if name in (entry.id, *entry.aliases))
+        return next(chain(today, before), None)
 
     def home(self, entry: Imprint) -> int | None:
         """Find the section on which the readers of one that is gone should land, if nobody need say it.
@@ -154,10 +178,10 @@ class Naming:
 
     def definition(self, qualname: str) -> int | None:
         """Return the innermost definition of this name or around it."""
-        sections = self.document.sections
         while qualname:
             for index in self.shown:
-                if sections[index].qualname == qualname and sections[index].kind not in PIECES:
+                each = self.sections[index]
+                if each.qualname == qualname and each.kind not in PIECES:
                     return index
             qualname = qualname.rpartition(".")[0]
         return None
@@ -166,12 +190,17 @@ class Naming:
         """Return the anchor of every section, given which place led to which of them."""
         aliases: dict[int, dict[str, None]] = {}
         places: dict[int, dict[str, None]] = {}
+        taken = set(self.names.values())
         for place, index in arrivals:
             page, _, name = place.rpartition("#")
             if page != address:
                 places.setdefault(index, {})[place] = None
-            elif name not in ("", self.names[index]):
+            elif name and name not in taken:
                 aliases.setdefault(index, {})[name] = None
+        taken.update(*aliases.values())
+        for index, each in enumerate(self.sections):
+            if each.aliases:
+                aliases.setdefault(index, {}).update(dict.fromkeys({*each.aliases} - taken))
         return tuple(
             Anchor(self.names[index], tuple(aliases.get(index, ())), tuple(places.get(index, ())))
             for index in range(len(self.names))
@@ -182,10 +211,10 @@ class Naming:
         new, index = self.current[place], self.shown[place]
         # A digest was the name of code without commentary once, and nobody can say or print it.
         digest = _DIGEST.search(old.id)
-        name = new.id if digest else old.id
+        name = new.id if digest or (new.kind == HEADING and not self._stays(old, new)) else old.id
         if old.qualname != new.qualname and old.kind != "module" and not digest:
             name = piece(new.qualname, old.id.rpartition("/")[2]) if old.kind in PIECES else new.id
-        self.names[index] = name if name in own else self._free(name)
+        self.names[index] = name if name in own or name in self.said else self._free(name)
         self.kept.append((old, index))
         return index
 
@@ -198,3 +227,27 @@ class Naming:
             count += 1
         self.taken.add(free)
         return free
+
+    # ## Headings of Markdown
+    #
+    # > What a heading says now is its id, and what it said before leads to it.
+    #
+    # Authors and readers of Markdown take it that the words of a heading are its id, unless its author gives
+    # it one. So a heading that was reworded gets the id of its new words, and the published one becomes an
+    # alias. Only a number tells apart headings that say the same, and it stays with the text below them when
+    # they change places.
+
+    def _found(self, published: Sequence[Imprint]) -> tuple[dict[int, int], dict[str, str]]:
+        """Pair what was published with the sections of today; an id that an author gives is certain.
+
+        So a heading may get two of them: the one that had this id, and the one that it was itself.
+        """
+        pairs, renamed = match(published, self.current)
+        given = {each.id: place for place, each in enumerate(self.current) if each.id in self.said}
+        pairs.update((old, given[each.id]) for old, each in enumerate(published) if each.id in given)
+        return pairs, renamed
+
+    def _stays(self, old: Imprint, new: Imprint) -> bool:
+        """Whether a heading says what it said, under an id that differs in its number at most."""
+        alike = old.words == new.words and _NUMBER.sub("", old.id) == _NUMBER.sub("", new.id)
+        return alike and not {old.id, new.id} & self.said

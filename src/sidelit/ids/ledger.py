@@ -10,6 +10,9 @@
       "aliases": ["Layer"], "places": ["layer.html#Layer"]}
     }
 
+A page of Markdown has one for each heading, whose `kind` is `heading`. A ledger without such pages was
+written by an older release, which kept the ids of sources alone.
+
 `aliases` are ids that once led to this section on this page, `places` those that once led to it at another
 address. A ledger without addresses was written by an older release, when a file's path decided the address
 of its page.
@@ -19,7 +22,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,8 @@ from typing import Any
 from sidelit.config.chapters import Former
 from sidelit.errors import SidelitError
 from sidelit.files import assets
-from sidelit.ids.matching import Imprint
+from sidelit.ids.anchors import Headings
+from sidelit.ids.matching import HEADING, Imprint
 from sidelit.source.source import Document
 
 Page = tuple[Imprint, ...]
@@ -144,8 +148,10 @@ class Placed:
 
     name: str
     output: str
-    document: Document
+    document: Document | Headings
     former: tuple[Former, ...] = ()
+    moved: Mapping[str, str] = field(default_factory=dict)
+    """Where its author says that the readers of an id go: `PAGE#ID`, or a page as a whole."""
 
 
 class Vanished(SidelitError):
@@ -223,13 +229,22 @@ class Claims:
 
     def _vanished(self, name: str) -> Vanished:
         """The error for a page that nobody goes on with; it names the new page that has its definitions."""
-        known = {each.qualname for each in self.ledger.pages[name] if each.kind in ("class", "function")}
+        known = {each.id for each in self.ledger.pages[name] if each.kind == HEADING}
+        known |= {each.qualname for each in self.ledger.pages[name] if each.kind in ("class", "function")}
         shared: Counter[str] = Counter()
         for page in self.pages:
             if page.name not in self.ledger.pages:
-                shared[page.document.path] = len(known & {each.qualname for each in page.document.sections})
+                shared[page.document.path] = len(known & set(_called(page.document)))
         likely, count = next(iter(shared.most_common(1)), ("", 0))
         entry = likely if count else "the page that took its place"
         short = name.partition("/")[2] or name
         hint = f'write `was = ["{short}"]` in the entry of {entry}, or keep a page of this name in the site'
         return Vanished(name, hint)
+
+
+def _called(document: Document | Headings) -> Iterator[str]:
+    """The names by which a page is known again: those of its definitions, or the ids of its headings."""
+    if isinstance(document, Headings):
+        yield from (each.id for each in document.found)
+    else:
+        yield from (each.qualname for each in document.sections)

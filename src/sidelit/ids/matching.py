@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from typing import Literal
 
 from sidelit.source.decoding import CODING
 from sidelit.source.source import Kind, Section
@@ -213,20 +214,21 @@ HALF = 0.5
 FAR_WORDS = 4
 FAR_LINES = 3
 
-PIECES = ("comment", "code")
+HEADING: Literal["heading"] = "heading"
+PIECES = ("comment", "code", HEADING)
 
 
 @dataclass(frozen=True, slots=True)
 class Imprint:
-    """What the ledger remembers of a section.
+    """What the ledger remembers of a section, or of a heading of a page of Markdown.
 
-    :param words: its commentary, cut at blanks.
-    :param lines: a digest of each line of its code.
+    :param words: its commentary, cut at blanks; of a heading its own words.
+    :param lines: a digest of each line of its code; of a heading one of each sentence below it.
     :param places: where it stood on other pages, each as `address#id`; without an id it is a whole page.
     """
 
     id: str
-    kind: Kind
+    kind: Kind | Literal["heading"]
     qualname: str
     words: tuple[str, ...]
     lines: tuple[str, ...]
@@ -343,7 +345,7 @@ def _unchanged(old: Sequence[Imprint], new: Sequence[Imprint]) -> dict[int, int]
 def _key(each: Imprint, with_id: bool) -> tuple[object, ...]:
     if each.kind not in PIECES:
         return (each.id,)
-    return (each.qualname, each.words, each.lines, each.id if with_id else "")
+    return (each.qualname, each.words, each.lines, each.kind == HEADING, each.id if with_id else "")
 
 
 def _follow(old: Imprint, new: Imprint, renamed: dict[str, str]) -> tuple[str, ...]:
@@ -403,7 +405,7 @@ def _score(old: Imprint, new: Imprint, place: str) -> float:
 
     :param place: the name that the old one's definition has now.
     """
-    if (old.kind == "module") != (new.kind == "module"):
+    if (old.kind == "module") != (new.kind == "module") or (old.kind == HEADING) != (new.kind == HEADING):
         return 0.0
     pieces, near = old.kind in PIECES, place == new.qualname
     certain = near and (not pieces or old.id == new.id)
@@ -427,4 +429,6 @@ def text_of(entry: Imprint) -> tuple[object, ...]:
 
 def says_enough(entry: Imprint) -> bool:
     """Whether a section is more than what any page may hold."""
+    if entry.kind == HEADING:
+        return bool(entry.lines)
     return bool(entry.words) or (entry.kind not in PIECES and len(entry.lines) >= FAR_LINES)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sidelit.errors import SidelitError
 from sidelit.ids import ledger as ledger_file
-from sidelit.ids.anchors import Anchor, Naming, imprints, nowhere, places_of
+from sidelit.ids.anchors import Anchor, Headings, Naming, imprints, nowhere, places_of
 from sidelit.ids.ledger import Claims, Ledger, Placed
 from sidelit.ids.matching import PIECES, Imprint, alike, match, says_enough, text_of
 
@@ -178,7 +178,8 @@ class _Site:
         found = self._redirected(name, entry, redirects) or self._left_to(name, entry)
         if found:
             self.found[name, entry.id] = found
-        return found is not None
+        # A page as a whole has no id to which an old one could be noted, so its author goes on saying it.
+        return found is not None or {entry.id, *entry.aliases} <= self.claims.homes[name].moved.keys()
 
     def arrived(self) -> Mapping[str, list[tuple[str, int]]]:
         """By page, the places that led to its sections, once every published section is found or settled."""
@@ -192,7 +193,8 @@ class _Site:
         """The anchors of a page, to whose sections what has `arrived` led."""
         arrivals = [*arrived]
         naming = self.naming[page.name]
-        if naming.first is not None:
+        # A page of Markdown has no section that stands for all of it, so its author goes on saying `was`.
+        if naming.first is not None and not isinstance(page.document, Headings):
             arrivals += ((f"{address}#", naming.first) for address in self._addresses(page))
         for address in self._unpublished(page):
             arrivals += ((f"{address}#{naming.names[index]}", index) for index in naming.shown)
@@ -218,6 +220,8 @@ class _Site:
         """Let a page find its own sections, but for those that are `gone` to another page."""
         own = self.claims.own(page)
         published = () if own is None else self.claims.ledger.pages[own]
+        # Where its author says where a heading went, nothing else is taken for it.
+        gone = {*gone, *page.moved}
         stayed = [entry for entry in published if entry.id not in gone]
         left = [name for entry in published if entry.id in gone for name in (entry.id, *entry.aliases)]
         return Naming(page.document, stayed, [*self._reserved(page, own), *left])
@@ -274,7 +278,7 @@ class _Site:
 
     def _may_have_left(self, name: str, entry: Imprint) -> bool:
         """Code that nobody described is looked for only where the code around it went."""
-        if entry.kind == "module":
+        if entry.kind == "module" or entry.id in self.claims.homes[name].moved:
             return False
         if entry.words or entry.kind not in PIECES or not self.claims.owns(name):
             return True
@@ -317,7 +321,8 @@ class _Site:
 
     def _redirected(self, name: str, entry: Imprint, redirects: Redirects) -> Found | None:
         home = self.claims.homes[name].name
-        said = {**(redirects.get(home, {}) if self.claims.owns(name) else {}), **redirects.get(name, {})}
+        of_today = redirects.get(home, {}) if self.claims.owns(name) else {}
+        said = {**self.claims.homes[name].moved, **of_today, **redirects.get(name, {})}
         return self._named_by(home, said.get(entry.id, said.get("*", "")))
 
     def _named_by(self, home: str, redirect: str) -> Found | None:

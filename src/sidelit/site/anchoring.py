@@ -5,24 +5,32 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
+
+from markdown_it.token import Token
 
 from sidelit.cache import store
 from sidelit.cache.graph import Graph, Kept, Task
+from sidelit.cache.records import Ids
 from sidelit.config import config as configuration
 from sidelit.config.chapters import Chapter
 from sidelit.config.config import Config
 from sidelit.config.prose import Prose
 from sidelit.errors import SidelitError
 from sidelit.ids import anchors, ledger, moves
-from sidelit.ids.anchors import Anchor
+from sidelit.ids.anchors import Anchor, Headings
+from sidelit.ids.matching import HEADING, Imprint, text_digest
 from sidelit.ids.moves import Redirects
 from sidelit.site import content
 from sidelit.site.content import Piece, Text
 from sidelit.source import decoding, source
+from sidelit.text import markup
 
 # ## The names of a site's sections
 #
@@ -35,23 +43,36 @@ LEDGER = "anchors.json"
 
 
 def publish(config: Config, redirects: Redirects) -> Path:
-    """Fix the ids and addresses of all chapters; returns the file that holds them.
+    """Fix the ids and addresses of all pages; returns the file that holds them.
 
     Raises `SidelitError` when a published id or page would lead nowhere, or a redirect means nothing.
     """
     path = config.folder / LEDGER
     with _in_ledger(config):
-        moves.publish(path, [placed(config, chapter) for chapter in config.chapters], redirects)
+        moves.publish(path, _pages(config), redirects)
     return path
 
 
-def placed(config: Config, item: Chapter, graph: Graph | None = None) -> ledger.Placed:
-    """Read the source of a chapter.
+def pages(
+    config: Config, documents: Mapping[str, source.Document], texts: Mapping[str, Text]
+) -> list[ledger.Placed]:
+    """The pages of a site, each with what readers can link to on it."""
+    placed = [
+        ledger.Placed(each.name, each.output, documents[each.source], each.former) for each in config.chapters
+    ]
+    names = {each.source: each.name for each in config.prose}
+    for item in config.prose:
+        # A page that is none of the site is told elsewhere, with the line that names it.
+        moved = {each.old: f"{names.get(each.source, each.source)}#{each.id}" for each in item.moved}
+        found = _headings(texts[item.source])
+        placed.append(ledger.Placed(item.name, item.output, found, item.former, moved))
+    return placed
 
-    Raises `SidelitError` when it cannot be read as Python.
-    """
-    document = read(config, item.source, graph)
-    return ledger.Placed(item.name, item.output, document, item.former)
+
+def _pages(config: Config) -> list[ledger.Placed]:
+    documents = {each.source: read(config, each.source) for each in config.chapters}
+    texts = {each.source: prose(each, config.project / each.source, Graph()) for each in config.prose}
+    return pages(config, documents, texts)
 
 
 def read(config: Config, source_path: str, graph: Graph | None = None) -> source.Document:
@@ -67,7 +88,7 @@ def document_read(config: Config, source_path: str) -> Task[source.Document]:
 
 
 def assign(config: Config, pages: Sequence[ledger.Placed]) -> dict[str, tuple[Anchor, ...] | SidelitError]:
-    """The anchors of each chapter by its name, or the error for ids that would lead nowhere.
+    """The anchors of each page by its name, or the error for ids that would lead nowhere.
 
     Raises `SidelitError` when the ledger is broken, or a published page would vanish.
     """
@@ -104,7 +125,7 @@ class Homes:
             return anchors.assign(document)
         config, own = home
         if config.path not in self._names:
-            self._names[config.path] = assign(config, [placed(config, each) for each in config.chapters])
+            self._names[config.path] = assign(config, _pages(config))
         found = self._names[config.path][own.name]
         if isinstance(found, SidelitError):
             raise found
@@ -214,3 +235,92 @@ def _read(
         return replace(text, pieces=()), len(text.pieces), tuple(faults)
 
     return Task("texts", key, read)
+
+
+# ## The headings of Markdown
+#
+# > A heading is known again by its words and by what stands below it, as a section of a source is.
+#
+# Its words are one thing that is compared, and the sentences below it the other, up to the next heading. Of
+# the headings that it has below it, the words count too: they are all that a heading without a text holds.
+
+
+def named(text: Text, names: Sequence[Anchor]) -> Text:
+    """A page of Markdown whose headings have these anchors."""
+    found = _headings(text).found
+    if tuple(names) == tuple(Anchor(each.id, each.aliases) for each in found):
+        return text
+    ids = Ids(each for name in names for each in (name.id, *name.aliases))
+    digest = text.digest and store.digest(text.digest, names)
+    again = partial(_named, text.pieces, names)
+    pieces = Kept(again, len(text.pieces), content.READ.format(text.item.source))
+    return replace(text, pieces=pieces, ids=ids, digest=digest)
+
+
+def places(text: Text) -> Iterator[tuple[str, str]]:
+    """Where the sections of a text stood before, each with the id that it has now."""
+    for piece in text.pieces:
+        if not text.prose:
+            yield from ((place, piece.id) for place in piece.places)
+        for token in piece.tokens if text.prose else ():
+            yield from ((place, str(token.meta["slug"])) for place in token.meta.get("places", ()))
+
+
+def _named(pieces: Sequence[Piece], names: Sequence[Anchor]) -> tuple[Piece, ...]:
+    left = iter(names)
+    return tuple(_renamed(piece, left, title=number == 0) for number, piece in enumerate(pieces))
+
+
+def _renamed(piece: Piece, names: Iterator[Anchor], title: bool) -> Piece:
+    tokens = list(piece.tokens)
+    rest = markup.opening(tokens).rest if title else tokens
+    stood: list[str] = []
+    for place in range(len(tokens) - len(rest), len(tokens)):
+        token = tokens[place]
+        if token.type == "heading_open":
+            name = next(names)
+            said = {"slug": name.id, "aliases": name.aliases, "places": name.places}
+            tokens[place] = token.copy(meta={**token.meta, **said})
+            stood += name.places
+    return replace(piece, tokens=tuple(tokens), places=tuple(stood))
+
+
+def _headings(text: Text) -> Headings:
+    return text.once("imprints", lambda: _read_headings(text))
+
+
+def _read_headings(text: Text) -> Headings:
+    tokens = markup.opening(text.tokens).rest
+    found: list[tuple[Token, list[str], list[str]]] = []
+    # What stands below each heading around the current token, the outermost first.
+    around: list[tuple[int, list[str]]] = []
+    for before, token in pairwise((None, *tokens)):
+        if token is None or token.type == "footnote_block_open":
+            around = []
+        elif token.type == "heading_open":
+            level = int(token.tag[1])
+            around = [*(each for each in around if each[0] < level), (level, [])]
+            found.append((token, [], around[-1][1]))
+        elif before is not None and before.type == "heading_open":
+            found[-1][1].extend(token.content.split())
+            for _, below in around[:-1]:
+                below.append(token.content)
+        elif around:
+            words = str(token.meta.get("written", "")) or ("" if token.nesting else token.content)
+            around[-1][1].extend(filter(None, _SENTENCE.split(words)))
+    imprints = tuple(
+        Imprint(
+            str(heading.meta["slug"]),
+            HEADING,
+            "",
+            tuple(words),
+            tuple(text_digest(each, 6) for each in below),
+            heading.meta["aliases"],
+        )
+        for heading, words, below in found
+    )
+    given = (str(heading.meta["slug"]) for heading, _, _ in found if "said" in heading.meta)
+    return Headings(text.item.source, imprints, frozenset(given))
+
+
+_SENTENCE = re.compile(r"(?<=[.!?;:])\s+|(?<=[。！？；：])")

@@ -19,6 +19,7 @@ from sidelit.config.chapters import Chapter
 from sidelit.config.config import Config
 from sidelit.config.prose import Moved, Prose
 from sidelit.errors import SidelitError
+from sidelit.site import anchoring
 from sidelit.site.content import Text
 from sidelit.site.edition import Page
 from sidelit.text import markup
@@ -67,8 +68,9 @@ def leads(texts: Sequence[Text]) -> Leads:
             if former.told and former.output not in current:
                 there = found.setdefault(former.output, {})
                 there.setdefault("", Lead(text.item.output, ""))
-                # The headings of a page of prose are in no ledger, so they are taken to be what they were.
-                there.update({slug: Lead(text.item.output, slug) for slug in _headings(text)})
+                # What no ledger says of the headings of a page of prose, they are taken to be what they were.
+                for slug in _headings(text):
+                    there.setdefault(slug, Lead(text.item.output, slug))
                 there.update(gone)
     for there in found.values():
         there.setdefault("", Lead(next(iter(there.values())).output, ""))
@@ -126,8 +128,7 @@ def page(address: str, target: Page) -> Page:
 
 
 def _places(text: Text) -> Iterator[tuple[str, str]]:
-    found = text.once("places", lambda: [(place, one.id) for one in text.pieces for place in one.places])
-    yield from found
+    yield from text.once("places", lambda: list(anchoring.places(text)))
 
 
 def _moved(text: Text) -> tuple[Moved, ...]:

@@ -30,7 +30,6 @@ from sidelit.errors import Collector, SidelitError
 from sidelit.figures import drawing, figure
 from sidelit.files import assets, atomic
 from sidelit.files.atomic import Output
-from sidelit.ids.ledger import Placed
 from sidelit.site import (
     anchoring,
     assemble,
@@ -81,23 +80,23 @@ def texts(
     for each in config.prose:
         with gathered.gathering():
             prose[each.source] = anchoring.prose(each, config.project / each.source, graph)
-    placed: dict[str, Placed] = {}
+    documents: dict[str, source.Document] = {}
     for chapter in config.chapters:
         with gathered.gathering():
-            placed[chapter.source] = anchoring.placed(config, chapter, graph)
-            for fault in placed[chapter.source].document.faults:
+            documents[chapter.source] = anchoring.read(config, chapter.source, graph)
+            for fault in documents[chapter.source].faults:
                 (notes or gathered).add(fault)
     gathered.check()
-    names = anchoring.assign(config, tuple(placed.values()))
+    names = anchoring.assign(config, anchoring.pages(config, documents, prose))
     found: list[content.Text] = []
     numbers = {chapter.name: number for number, chapter in enumerate(config.chapters, start=1)}
     for item in config.order:
-        if isinstance(item, Prose):
-            found.append(prose[item.source])
-        elif isinstance(anchors := names[item.name], SidelitError):
+        if isinstance(anchors := names[item.name], SidelitError):
             gathered.add(anchors)
+        elif isinstance(item, Prose):
+            found.append(anchoring.named(prose[item.source], anchors))
         else:
-            document, report = placed[item.source].document, (notes or gathered).add
+            document, report = documents[item.source], (notes or gathered).add
             found.append(anchoring.chapter(item, document, anchors, numbers[item.name], report, graph))
     gathered.check()
     return tuple(found)

@@ -461,8 +461,8 @@ _PAGES_OWN = re.compile(r"main-text|note-\d+|(?:title-|lede-)?ref-\d+-\d+")
 def slug_headings(tokens: Sequence[Token]) -> None:
     """Give each heading the id it may have on a page, from the English, so that every language shares it.
 
-    An id that the author has given comes first. `old` is the id that a heading had while only words in ASCII
-    counted, which links from elsewhere may still name.
+    An id that the author has given comes first. The alias is the id that a heading had while only words in
+    ASCII counted, which links from elsewhere may still name.
     """
     headings = [pair for pair in itertools.pairwise(tokens) if pair[0].type == "heading_open"]
     said = _Slugs()
@@ -472,12 +472,12 @@ def slug_headings(tokens: Sequence[Token]) -> None:
     was = _Slugs()
     for before, token in headings:
         words = plain(token)
-        before.meta["old"] = was.free(ascii_slug(words) or "section")
+        before.meta["aliases"] = (was.free(ascii_slug(words) or "section"),)
         if "said" not in before.meta:
             before.meta["slug"] = said.free(heading_slug(words) or "section")
     for before, _ in headings:
-        if before.meta["old"] in said.taken:
-            before.meta["old"] = ""
+        if before.meta["aliases"][0] in said.taken:
+            before.meta["aliases"] = ()
 
 
 class _Slugs:
@@ -500,7 +500,7 @@ class _Slugs:
 def names_of(token: Token) -> Iterator[str]:
     """The ids under which a heading is found; those of no other token."""
     if token.type == "heading_open":
-        yield from filter(None, (token.meta["slug"], token.meta["old"]))
+        yield from (token.meta["slug"], *token.meta["aliases"])
 
 
 def reinline(token: Token, content: str, *, path: str | None = None, line: int | None = None) -> Token:

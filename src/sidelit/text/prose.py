@@ -215,9 +215,9 @@ class _Writer(InlineWriter):
                 return tag(self._name(token), self._attributes(tokens, index)) + self._former(token)
 
     def _former(self, token: Token) -> str:
-        """The place of the id that a heading had before."""
-        old = str(token.meta.get("old", "")) if self.context.heading_ids else ""
-        return self.slots.inline(f"{tag('span', {'id': old})}</span>") if old else ""
+        """The places of the ids that a heading had before."""
+        aliases = token.meta.get("aliases", ()) if self.context.heading_ids else ()
+        return "".join(self.slots.inline(f"{tag('span', {'id': old})}</span>") for old in aliases)
 
     def _sentence(self, tokens: Sequence[Token], index: int) -> str:
         html = self.inline(tokens[index])

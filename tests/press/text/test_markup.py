@@ -72,7 +72,7 @@ def test_slug(text: str, slug: str) -> None:
 
 def slugs(text: str, *, old: bool = False) -> list[str]:
     headings = [token for token in markup.parse(text) if token.type == "heading_open"]
-    return [token.meta["old" if old else "slug"] for token in headings]
+    return ["".join(token.meta["aliases"]) if old else token.meta["slug"] for token in headings]
 
 
 def test_every_heading_has_its_own_slug() -> None:
