@@ -42,8 +42,10 @@ def pycco(folder: Path, files: list[Path]) -> Cost:
 
 
 def press(folder: Path, files: list[Path]) -> Cost:
-    """One run of the press."""
-    return run(sidelit("print", *files, "--out", "press"), folder)
+    """One run of the press, which begins with nothing that an earlier one has kept."""
+    cache = folder / "cache"
+    shutil.rmtree(cache / "sidelit" / "printed", ignore_errors=True)
+    return run(sidelit("print", *files, "--out", "press"), folder, XDG_CACHE_HOME=str(cache))
 
 
 def generated(folder: Path, count: int) -> Path:

@@ -71,7 +71,8 @@ def print_files(
     `sidelit.config.chapters.DIALECTS`; without it each is guessed. `jobs` is the number of processes that
     share the work, by default one for each core.
 
-    One of several files that cannot be read as Python is left out, and `skipped` says why.
+    One of several files that cannot be read as Python is left out, and `skipped` says why. What the next run
+    can use is kept in the user's cache, as `sidelit print --help` says.
 
     Raises `SidelitError` if no file can be read, and with `strict` for each file that cannot and each formula
     or link that is wrong; then `out` is as it was.

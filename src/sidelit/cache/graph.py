@@ -28,8 +28,7 @@ from collections import UserString
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
-from pathlib import Path
+from functools import cache, lru_cache
 from typing import Any, Generic, TypeVar, overload
 
 from sidelit import workers
@@ -128,20 +127,14 @@ class Graph:
             value = pickle.loads(kept)
         return value
 
-    def traced(
-        self, kind: str, key: Key, make: Callable[[], Value], sound: Callable[[], bool] = lambda: True
-    ) -> Value:
-        """What `make` returns, or has returned when all that it read was what it is today.
-
-        It is kept if it is `sound` when it is made.
-        """
+    def traced(self, kind: str, key: Key, make: Callable[[], Value]) -> Value:
+        """What `make` returns, or has returned when all that it read was what it is today."""
         if (found := self.recalled(kind, key)) is not None:
             value: Value = found.value
             return value
         with noting() as read:
             value = make()
-        if sound():
-            self.remember(kind, key, value, read)
+        self.remember(kind, key, value, read)
         return value
 
     def input(self, kind: str, digest: Callable[[str], str]) -> None:
@@ -327,16 +320,3 @@ class NotedText(UserString):
         return self._text
 
     data: Any = property(_told)
-
-
-def in_file(items: tuple[Value, ...], path: Path) -> Kept[Value]:
-    """Keep a sequence in a file of a folder of one's own.
-
-    It is written as a pickle, so nobody else may write into that folder.
-    """
-    path.write_bytes(_written(items))
-    return Kept(partial(_read, path), len(items))
-
-
-def _read(path: Path) -> Any:
-    return pickle.loads(path.read_bytes())

@@ -129,11 +129,12 @@ class Store:
     """Entries of bytes by their names, which are digests in hexadecimal digits.
 
     :param folder: where they are kept, made when needed; `None` keeps nothing.
+    :param key: signs the entries of a folder that nobody else finds; by default this user's key does.
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, key: bytes | None = None) -> None:
         self._folder = folder
-        self._key = _key(home()) if folder is not None else None
+        self._key = key or (_key(home()) if folder is not None else None)
 
     @property
     def keeps(self) -> bool:

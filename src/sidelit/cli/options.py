@@ -110,7 +110,9 @@ def parser() -> argparse.ArgumentParser:
         help="a language of the site; the first one is that of the sources; may be repeated",
     )
     sub.add_argument("--mkdocs", action="store_true", help="write mkdocs.yml as well")
-    _print(add("print", "print any literate Python as pages, without a configuration", commands.print_files))
+    sub = add("print", "print any literate Python as pages, without a configuration", commands.print_files)
+    sub.epilog = "What the next run can use is kept in ~/.cache/sidelit/printed, for the last few folders."
+    _print(sub)
     sub = add("sections", "show how a file is cut into sections, as JSON", commands.sections)
     sub.add_argument("file", type=Path, metavar="FILE", help="a Python file")
     sub = add("sync", "bring the catalogues up to date with the sources", commands.sync)

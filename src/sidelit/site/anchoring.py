@@ -189,7 +189,7 @@ def chapter(
 
     def make(report: Report) -> Text:
         text = content.chapter(item, document, names, number, report)
-        return replace(text, code=_code(document))
+        return replace(text, code=code_of(document))
 
     text, faults = _text(key, make, graph)
     for error in faults:
@@ -197,7 +197,7 @@ def chapter(
     return text
 
 
-def _code(document: source.Document) -> str:
+def code_of(document: source.Document) -> str:
     """Stands for the code of a source, whatever lines it is on."""
     # A mark may hide a part of a section, whose code is not among the lines that are shown.
     whole = document.text if "sidelit: hide" in document.text else ""

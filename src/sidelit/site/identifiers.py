@@ -16,6 +16,7 @@ from urllib.parse import quote, unquote, urlsplit
 from sidelit import workers
 from sidelit.cache import store
 from sidelit.cache.graph import AT_HAND, Graph, Key, note
+from sidelit.cache.records import Packed
 from sidelit.config.chapters import Chapter
 from sidelit.config.config import Config
 from sidelit.names import library
@@ -63,29 +64,40 @@ class Linked:
     outlines: Mapping[str, Outline]
 
 
-def linked(folder: Path, texts: Sequence[Text], jobs: int | None) -> Linked:
-    """Find out what the names in chapters mean; `folder` is the one that their paths start from."""
+def linked(folder: Path, texts: Sequence[Text], jobs: int | None, *, sparing: bool = False) -> Linked:
+    """Find out what the names in chapters mean; `folder` is the one that their paths start from.
+
+    `sparing` takes little memory and more time for what is known of all sources.
+    """
     chapters = {text.item.source: text for text in texts if isinstance(text.item, Chapter)}
     items = [text.item for text in chapters.values() if isinstance(text.item, Chapter)]
-    named = {item.module: chapters[item.source] for item in items}
+    codes: dict[str, list[str]] = {}
+    for item in items:
+        codes.setdefault(item.module, []).append(chapters[item.source].code)
     there = store.digest([(item.source, item.module) for item in items])
     graph = next((text.graph for text in chapters.values()), Graph())
-    graph.input("code", lambda module: named[module].code)
+    graph.input("code", lambda module: "".join(codes[module]))
     names = Names(written(folder, items))
-    outlines: dict[str, Outline] = {}
+    known: dict[str, Outline] = {}
+    packed: Packed[Outline] = Packed()
+    put = packed.put if sparing else known.__setitem__
     missing = []
     for source, text in chapters.items():
-        if (kept := graph.recalled("outlines", _key(text, there))) and _knows(graph, text, kept.value):
-            outlines[source] = kept.value
+        if kept := graph.recalled("outlines", _key(text, there)):
+            put(source, kept.value)
         else:
             missing.append(source)
     made: dict[str, Links] = {}
+    outlines: Mapping[str, Outline] = packed if sparing else known
     if missing:
         with names:
             for source, found in zip(missing, workers.shared(names.of, missing, jobs), strict=True):
                 text, outline = chapters[source], _outline(found)
-                made[source], outlines[source] = found.links, outline
-                graph.of("links", _links_key(text, outline), partial(dict, found.links))
+                put(source, outline)
+                if graph.keeps:
+                    graph.alone("links", _links_key(text, outline), partial(dict, found.links))
+                else:
+                    made[source] = found.links
                 read_for_it = {f"code:{module}" for module in found.asked}
                 graph.remember("outlines", _key(text, there), outline, read_for_it)
 
@@ -94,7 +106,7 @@ def linked(folder: Path, texts: Sequence[Text], jobs: int | None) -> Linked:
         if source in made or source not in chapters:
             return made.get(source, {})
         key = _links_key(chapters[source], outlines[source])
-        return graph.of("links", key, lambda: names.links(source))
+        return graph.alone("links", key, lambda: names.links(source))
 
     return Linked(read, outlines)
 
@@ -105,10 +117,6 @@ def _key(text: Text, there: str) -> Key:
 
 def _links_key(text: Text, outline: Outline) -> Key:
     return (text.digest, outline.digest) if text.digest else ""
-
-
-def _knows(graph: Graph, text: Text, outline: Outline) -> bool:
-    return graph.knows("links", _links_key(text, outline))
 
 
 def _outline(found: Found) -> Outline:

@@ -112,7 +112,9 @@ def _data(build: BuildContext) -> tuple[str, str]:
         for text in build.texts.values()
         for lang in build.editions
     }
-    found = (path for path in sorted(config.folder.rglob("*")) if path.is_file())
+    # Files that are printed without a site may have any folder beside them.
+    there = sorted(config.folder.rglob("*")) if config.path.is_file() else []
+    found = (path for path in there if path.is_file())
     pictures = [each.path for each in build.pictures.known.values() if isinstance(each, Picture)]
     return store.of_files(
         path for path in found if path not in catalogs and path.resolve() not in own
@@ -193,8 +195,8 @@ def _written(
     ahead: Callable[[Page], object],
 ) -> list[SidelitError]:
     """Write one page and what lies beside it; returns its mistakes."""
-    errors: list[SidelitError] = []
-    shown, told = order.shown, replace(build, report=errors.append)
+    found: list[SidelitError] = []
+    shown = order.shown
 
     def made(build: BuildContext, shown: Page) -> bytes:
         page = _made(build, shown)
@@ -203,10 +205,18 @@ def _written(
 
     for name, make in zip(order.files, (made, _cards), strict=False):
         key = (shared, name, shown.lang, shown.digest) if shown.digest else ()
-        # A mistake is told by every build, so its page is made by every build.
-        content = graph.traced("pages", key, partial(make, told, shown), lambda: not errors)
+        content, errors = graph.traced("pages", key, partial(_told, make, build, shown))
         out.put(name, filled(content))
-    return errors
+        found += errors
+    return found
+
+
+def _told(
+    make: Callable[[BuildContext, Page], bytes], build: BuildContext, shown: Page
+) -> tuple[bytes, list[SidelitError]]:
+    """What is made of a page, and its mistakes, which every build tells."""
+    errors: list[SidelitError] = []
+    return make(replace(build, report=errors.append), shown), errors
 
 
 def _made(build: BuildContext, shown: Page) -> bytes:

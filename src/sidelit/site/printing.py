@@ -6,16 +6,20 @@
 from __future__ import annotations
 
 import os
-import pickle
+import secrets
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from pathlib import Path, PurePosixPath
 
 from sidelit import workers
-from sidelit.cache.graph import AT_HAND, in_file
+from sidelit.cache import store
+from sidelit.cache.graph import Graph, Kept, Noted
 from sidelit.cache.records import Ids, Packed
+from sidelit.cache.store import Store
 from sidelit.catalog import catalog, sync
 from sidelit.config import chapters, languages, origin
 from sidelit.config.chapters import Chapter, Manner, Part
@@ -26,12 +30,10 @@ from sidelit.errors import Collector, SidelitError
 from sidelit.files import assets
 from sidelit.files.atomic import Output
 from sidelit.ids import anchors
-from sidelit.names.links import Lines, Links, Names
 from sidelit.site import anchoring, content, edition, identifiers, links, making, navigation, pictures
 from sidelit.site.context import BuildContext, Notations
-from sidelit.site.identifiers import written as sources
 from sidelit.site.search import index as search
-from sidelit.source import source
+from sidelit.source import decoding, source
 from sidelit.text import code
 from sidelit.text.math import Typesetter
 
@@ -201,86 +203,102 @@ def write(job: Job, out: Output, jobs: int | None = None) -> Made:
         unread.check()
     made = configuration(paths, job.lang)
     homes = anchoring.Homes()
-    linked = Names(sources(Path.cwd(), made.chapters))
     names = _names(paths, made, job, homes)
     faults: list[SidelitError] = []
     written: list[content.Text] = []
     shown: Packed[identifiers.Shown] = Packed()
-    outlines: Packed[identifiers.Outline] = Packed()
-    # The words of all pages together may be more than memory holds.
-    with tempfile.TemporaryDirectory(dir=out.folder) as pieces:
+    with _kept(made.project, out.folder) as kept:
+        graph = Graph(kept)
         code.prepare()
-        files = [
-            _File(path, chapter, Path(pieces) / str(number))
-            for number, (path, chapter) in enumerate(zip(paths, made.chapters, strict=True))
-        ]
-        with linked:
-            for read, told in workers.shared(partial(_read, homes, linked, job), files, jobs):
-                if read is None:
-                    unread.errors += told
-                else:
-                    written.append(read.text)
-                    shown.put(read.text.item.source, read.shown)
-                    outlines.put(read.text.item.source, identifiers.Outline(bound=read.bound))
-                    faults += told
+        files = list(map(_File, paths, made.chapters))
+        read = partial(_read, homes, graph, job)
+        for file, (there, told) in zip(files, workers.shared(read, files, jobs), strict=True):
+            if there is None:
+                unread.errors += told
+            else:
+                make = partial(_pieces, homes, job, file)
+                again = partial(graph.alone, "pieces", there.key, make)
+                pieces = Kept(again, there.length, content.READ.format(file.chapter.source))
+                written.append(replace(there.text, pieces=pieces, graph=graph))
+                shown.put(file.chapter.source, there.shown)
+                faults += told
         if job.strict or not written:
             unread.check()
         chapters = tuple(text.item for text in written if isinstance(text.item, Chapter))
         made = replace(made, parts=(replace(made.parts[0], chapters=chapters),))
+        # The links of all files together may be more than memory holds.
+        linked = identifiers.linked(Path.cwd(), written, jobs, sparing=True)
         title = made.language(job.lang).word("files")
         written += [content.Text(item, title, (), Ids()) for item in made.front]
-        linking = identifiers.Identifiers(shown, _links(files), {}, outlines)
-        done = _pages(made, written, job, names, linking, faults, out, jobs)
+        linking = identifiers.Identifiers(shown, linked.links, {}, linked.outlines)
+        done = _pages(made, written, job, names, linking, faults, out, jobs, kept, graph)
+        graph.keep()
     return replace(done, skipped=tuple(unread.errors))
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file to print, and where its words and its links are kept until then."""
+    """A file to print."""
 
     path: Path
     chapter: Chapter
-    pieces: Path
-
-    @property
-    def links(self) -> Path:
-        return self.pieces.with_suffix(".links")
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
-    """A file that was read."""
+class _Made:
+    """The text of a file, without its pieces, which are kept under the key."""
 
+    key: str
     text: content.Text
+    length: int
     shown: identifiers.Shown
-    bound: Lines
+    faults: tuple[SidelitError, ...]
 
 
 def _read(
-    homes: anchoring.Homes, linked: Names, job: Job, file: _File
-) -> tuple[_Read | None, list[SidelitError]]:
+    homes: anchoring.Homes, graph: Graph, job: Job, file: _File
+) -> tuple[_Made | None, list[SidelitError]]:
     """The text of a file and what is odd in it; no text, and the reason, where it cannot be read."""
-    path, chapter = file.path, file.chapter
     faults: list[SidelitError] = []
     try:
-        document = source.read(path, shown=chapter.source)
-        manner = _manner(path, job, homes)
-        spoken = replace(chapter, dialect=manner.dialect, equation_numbers=manner.numbered)
-        names = _anchors(path, document, homes, faults)
-        text = content.chapter(spoken, document, names, report=faults.append)
+        key, make = _told(homes, job, file, faults)
+
+        def first() -> _Made:
+            odd: list[SidelitError] = []
+            text, document = make(odd.append)
+            pieces = tuple(text.pieces)
+            graph.alone("pieces", key, lambda: pieces)
+            kept = replace(text, pieces=(), code=anchoring.code_of(document))
+            return _Made(key, kept, len(pieces), identifiers.shown(text), (*odd, *document.faults))
+
+        made = graph.alone("printed", key, first)
     except SidelitError as error:
         return None, [error]
-    found = linked.of(chapter.source)
-    file.links.write_bytes(pickle.dumps(found.links, protocol=pickle.HIGHEST_PROTOCOL))
-    shown = identifiers.shown(text)
-    kept = in_file(tuple(text.pieces), file.pieces)
-    return _Read(replace(text, pieces=kept), shown, found.lines), [*faults, *document.faults]
+    return made, [*faults, *made.faults]
 
 
-def _links(files: Sequence[_File]) -> Callable[[str], Links]:
-    """What reads the links of a source that were kept."""
-    kept = {file.chapter.source: file.links for file in files}
-    return lru_cache(maxsize=AT_HAND)(lambda source: pickle.loads(kept[source].read_bytes()))
+def _pieces(homes: anchoring.Homes, job: Job, file: _File) -> tuple[content.Piece, ...]:
+    """The pieces of a file that was read, where the store has lost them."""
+    _, make = _told(homes, job, file, [])
+    return tuple(make(lambda error: None)[0].pieces)
+
+
+def _told(
+    homes: anchoring.Homes, job: Job, file: _File, faults: list[SidelitError]
+) -> tuple[str, Callable[[anchoring.Report], tuple[content.Text, source.Document]]]:
+    """What stands for all that a text is made from, and what makes it, together with its document."""
+    path, manner = file.path, _manner(file.path, job, homes)
+    chapter = replace(file.chapter, dialect=manner.dialect, equation_numbers=manner.numbered)
+    written, encoding = decoding.read_source(path, chapter.source)
+    parsed = cache(lambda: source.parse(written, chapter.source, encoding))
+    # The ids of a file that belongs to no site follow from its words.
+    names = None if homes.owner(path) is None else _anchors(path, parsed(), homes, faults)
+
+    def make(report: anchoring.Report) -> tuple[content.Text, source.Document]:
+        named = anchors.assign(parsed()) if names is None else names
+        return content.chapter(chapter, parsed(), named, report=report), parsed()
+
+    return store.digest(written, encoding, chapter, names), make
 
 
 def _anchors(
@@ -311,6 +329,8 @@ def _pages(
     faults: Sequence[SidelitError],
     out: Output,
     jobs: int | None,
+    kept: Store,
+    graph: Graph,
 ) -> Made:
     gathered = Collector([*faults])
     build = BuildContext(
@@ -326,7 +346,8 @@ def _pages(
             "",
             "",
         ),
-        math=Typesetter(),
+        math=Typesetter(store=kept),
+        texts=Noted({text.item.source: text for text in written}, content.READ),
         names=linked,
         notations=Notations(written),
         origin=origin.Origin(),
@@ -341,7 +362,7 @@ def _pages(
     orders = [making.Order(*each) for each in build.editions[job.lang].pages.items()]
     for error in making.clashes(orders):
         build.report(error)
-    making.write(build, [[order] for order in orders], out, jobs)
+    making.write(build, [[order] for order in orders], out, jobs, graph)
     for name, data in static.items():
         out.put(name, data)
     parts = search.write(search.Material(made, build.editions), out.put)
@@ -390,3 +411,36 @@ def _project(path: Path, homes: anchoring.Homes) -> Translations | None:
     former = tuple(each.name for each in chapter.former if each.told)
     written = own.language(own.source_language)
     return Translations(own.folder / "locale", chapter.name, written.code, written.tag, former)
+
+
+# ## What is kept for the next time
+#
+# > A folder that is printed again costs what has changed in it, and nothing is written beside its files.
+#
+# What follows from the same files is kept for the user who prints, in a folder of their cache, for the last
+# folders that were printed. It may be deleted at any time. Where a user has no place for it, it is kept
+# beside the pages until they are made.
+
+
+FOLDER = "printed"
+# How many folders are kept, each within the bound that a site has.
+KEPT = 8
+
+
+@contextmanager
+def _kept(base: Path, out: Path) -> Iterator[Store]:
+    """What was made before of the files in a folder."""
+    home = store.home()
+    own = home and home / FOLDER / store.digest(base)
+    kept = Store(own)
+    if own and kept.keeps:
+        with suppress(OSError):
+            own.mkdir(parents=True, exist_ok=True)
+            os.utime(own)
+            used = sorted(own.parent.iterdir(), key=lambda each: each.stat().st_mtime, reverse=True)
+            for each in used[KEPT:]:
+                shutil.rmtree(each, ignore_errors=True)
+        yield kept
+        return
+    with tempfile.TemporaryDirectory(dir=out) as name:
+        yield Store(Path(name), secrets.token_bytes(32))
