@@ -35,7 +35,7 @@ from sidelit.text import linebreaks
 # part of it: a page is kept with a blank for that. All else is [noted when it is read](../cache/graph.py).
 
 
-# However small a site is, this much may be kept, in bytes; of a larger one, as much as it has twice.
+# However small a site is, this much may be kept, in bytes; of a larger one, three times as much as it has.
 _LEAST = 64 << 20
 
 
@@ -182,7 +182,7 @@ def write(
             for error in errors:
                 build.report(error)
     names = (name for group in orders for order in group for name in order.files)
-    graph.trim(max(_LEAST, 2 * sum((out.folder / name).stat().st_size for name in names)))
+    graph.trim(max(_LEAST, 3 * sum((out.folder / name).stat().st_size for name in names)))
 
 
 def _written(
