@@ -12,15 +12,15 @@ const searching = (() => {
   const TITLE = 7;
   // A title that is a name of a program says less than a heading, and as a synonym little.
   const [NAME, OTHER_NAME] = [1, 0.4];
-  // Pages of use and lessons, chapters, pages in another language, the workshop. Then text, names, terms, works.
-  const RANKS = [1.12, 1, 0.6, 0.8];
+  // Pages of use and lessons, chapters, pages in another language, the workshop, labs. Then text, names, terms, works.
+  const RANKS = [1.12, 1, 0.6, 0.8, 1];
   const KINDS = [1, 1, 0.35, 0.6];
   // Where a page begins; what is folded; a page of use, where a query is one thing.
   const [OPENING, DEPTH, USE] = [1.15, 0.85, 1.35];
   const W = {
     page: 0.65, // What the whole page says, beside the section,
     size: 0.12, // and less where it has many sections.
-    synonym: 0.95, // A synonym.
+    synonym: 0.75, // A synonym.
     part: 0.3, // Some words of several that name one thing, where a place has all,
     loose: 0.8, // and where none has,
     partly: 0.5, // by how many of them there are.
@@ -30,14 +30,18 @@ const searching = (() => {
     typo: 0.6, // A word with one wrong letter,
     alike: 0.3, // or with one wrong ideograph.
     single: 0.7, // A single ideograph.
-    kana: 1.6, // A word in kana.
-    ident: 1.5, // A name with `_`.
+    kana: 1.8, // A word in kana.
+    ident: 2, // A name with `_`.
     share: 0.4, // A title of nothing else,
     head: 1.6, // above all that of a page.
-    cover: 0.5, // How many of the words there are.
+    cover: 0.4, // How many of the words there are,
+    around: 0.3, // and how many on the page.
     begun: 0.5, // A name that begins with the query.
     repeat: 0.45, // One more section of the same page.
     least: 0.15, // Where the results end, beside the best.
+    number: 0.3, // A number among words, as messages of errors have them,
+    fault: 0.6, // and the class of an error.
+    parts: 0.8, // The parts of a name, where the name itself is on no page.
   };
 
   // ---- Words.
@@ -96,6 +100,9 @@ const searching = (() => {
   // The signs by which synonyms are found: stems, and the characters of a run.
   const signs = (text) => found(text).flatMap((word) => (run.test(word) ? [...word].map((sign, at) => ({ sign, word: sign, first: !at })) : { sign: stem(word), word, first: true }));
   const spell = (all) => ` ${all.map((each) => each?.sign ?? "\n").join(" ")} `;
+  // A name asks for its parts, too: `AllGather` for "all gather".
+  const PARTS = /_+|(?<=[a-z0-9])(?=[A-Z])/;
+  const worth = (word) => (/^\d\d+$/.test(word) ? W.number : /.error$/.test(word) ? W.fault : 1);
   const joined = (all) => all.map((each) => (each ? (each.first ? " " : "") + each.word : " ")).join("");
   const parse = (query) => {
     const row = (asked) => (said) => ({ said, key: spell(signs(fold(said))), asked });
@@ -117,7 +124,12 @@ const searching = (() => {
       else units.push({ asked, direct: [direct], others: asked.filter((word) => word !== said).map((word) => split(fold(word))), said: [said, ...asked] });
       key = spell(all);
     }
-    const left = split(joined(all)).map((word) => ({ direct: [[word]], others: [], said: [] }));
+    const parts = new Map(found(query).map((word) => [fold(word), word.split(PARTS).filter((part) => part[1])]));
+    const left = split(joined(all)).map((word) => {
+      const inside = parts.get(word.word) ?? [];
+      return { direct: [[word]], others: inside[1] ? [split(fold(inside.join(" ")))].filter(([part]) => part) : [], said: [] };
+    });
+    if (units[0] || left[1]) for (const { direct: [words] } of left) words.worth = worth(words[0].word);
     const last = /\s$/.test(query) ? null : found(fold(query)).at(-1);
     return { units: [...units, ...left], last };
   };
@@ -228,7 +240,7 @@ const searching = (() => {
   };
   const raise = (best, place, value) => best.set(place, Math.max(best.get(place) ?? 0, value));
   // The places of what a query asks for, in its own words or in those of a synonym.
-  const ask = ({ direct, others }, last) => {
+  const ask = ({ direct, others, said }, last) => {
     const best = new Map();
     let most = 0;
     for (const words of direct) {
@@ -241,7 +253,10 @@ const searching = (() => {
     }
     for (const words of others) {
       const all = words.map((word) => one(word, { other: true, quiet: words[1] }));
-      for (const [place, value] of name(all, most || Infinity).whole) raise(best, place, value * W.synonym);
+      const { parts, sums, whole } = name(all, most || Infinity);
+      for (const [place, value] of whole) raise(best, place, value * W.synonym);
+      // A name that is on no page.
+      if (!best.size && !said[0]) for (const [place, [count, sum]] of sums) raise(best, place, W.parts * sum * (count / all.length) ** W.partly / parts.length);
     }
     return best;
   };
@@ -292,14 +307,16 @@ const searching = (() => {
     const alike = new Set(units[1] ? [] : units.flatMap(({ said }) => said).map(fold));
     // What is no word, or has a point or `_` in it, is a name that somebody has begun to type.
     const begun = !/\s/.test(phrase) && (/[._]/.test(phrase) || !met.known.has(phrase));
+    // Names among other words.
+    const dotted = units[1] ? phrase.match(/\w+(?:\.\w+)+/g) ?? [] : [];
     const scored = [];
     places.forEach((place, number) => {
       const [own, cover] = sums.get(number) ?? [0, 0];
-      const named = (place.name && namely(place, wanted, begun)) || ((met.titles.has(number) || !units[0]) && titled(place, phrase, alike)) || 0;
+      const named = (place.name && namely(place, wanted, begun)) || ((met.titles.has(number) || !units[0]) && titled(place, phrase, alike)) || (place.name && dotted.some((name) => place.full.endsWith(`.${name}`)) && 2) || 0;
       if (!phrase || !(own || named)) return;
       const section = own * (1 + W.share * share(number) * (place.order ? 1 : W.head));
       const page = W.page * around[place.at] * data.pages[place.at][5].length ** -W.size;
-      const sum = place.prior * (units[1] || place.rank ? 1 : USE) * (section + page) * (cover / (top || 1)) ** W.cover;
+      const sum = place.prior * (units[1] || place.rank ? 1 : USE) * (section + page) * (cover / (top || 1)) ** W.cover * (around[place.at] / (top || 1)) ** W.around;
       scored.push({ place, named, sum: sum + named * (named > 3 ? 100 : W.begun * top) });
     });
     const order = () => scored.sort((a, b) => b.sum - a.sum);

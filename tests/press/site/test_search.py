@@ -45,6 +45,16 @@ SYNONYMS = """[[synonyms]]
 en = ["bounded deque", "circular queue"]
 ja = ["両端キュー", "円環"]
 zh = ["双端队列"]
+also = ["queue.Full"]
+
+[[keywords]]
+at = "tools/window.html"
+en = ["porthole"]
+ja = ["舷窓"]
+
+[[keywords]]
+at = "ring.html#Ring.put"
+en = ["append an element"]
 """
 
 
@@ -107,6 +117,12 @@ def marked(answer: Answer) -> list[str]:
         ("dropping of items", "ring.html#Ring.__init__/a-bounded-deque-drops-items"),
         ("a circular queue", "ring.html#Ring.__init__/a-bounded-deque-drops-items"),
         ("双端队列是什么", "ring.html#Ring.__init__/a-bounded-deque-drops-items"),
+        ("queue.Full", "ring.html#Ring.__init__/a-bounded-deque-drops-items"),
+        ("BoundedDeque", "ring.html#Ring.__init__/a-bounded-deque-drops-items"),
+        ("drops_items", "ring.html#Ring.__init__/a-bounded-deque-drops-items"),
+        ("ValueError: a bounded deque of 1973", "ring.html#Ring.__init__/a-bounded-deque-drops-items"),
+        ("porthole", "tools/window.html#module"),
+        ("how do I append elements", "ring.html#Ring.put"),
     ],
 )
 def test_a_query_finds_its_section(english: Index, query: str, first: str) -> None:
@@ -165,6 +181,10 @@ def test_japanese_is_cut_where_its_words_end() -> None:
         ("[synonyms]\n", "1: `synonyms` must be a list"),
         ("synonym = []\n", "1: unknown key `synonym`"),
         ("[[synonyms]\n", "1: not valid TOML"),
+        ('[[synonyms]]\nen = ["a"]\nalso = ["b", ""]\n', "3: a word is empty"),
+        ('[[keywords]]\nen = ["a"]\n', "1: the key `at` is missing"),
+        ('[[keywords]]\nat = "a.html"\nen = [" "]\n', "3: a word is empty"),
+        ('[[keywords]]\nat = "a.html"\nalso = ["b"]\n', "3: unknown key `also`"),
     ],
 )
 def test_a_mistake_in_the_synonyms_is_told_with_its_line(tmp_path: Path, text: str, told: str) -> None:
@@ -176,7 +196,7 @@ def test_a_mistake_in_the_synonyms_is_told_with_its_line(tmp_path: Path, text: s
 
 def test_synonyms_may_serve_more_languages_than_a_site_shows(tmp_path: Path) -> None:
     (tmp_path / "search.toml").write_text('[[synonyms]]\nen = ["a"]\nfr = ["b"]\n', "utf-8")
-    (row,) = synonyms.read(tmp_path / "search.toml", "search.toml", ["en", "ja"])
+    (row,) = synonyms.read(tmp_path / "search.toml", "search.toml", ["en", "ja"]).rows
     assert row.words == {"en": ("a",), "ja": ()}
 
 
@@ -184,6 +204,20 @@ def test_a_build_reads_the_synonyms(sample: Path) -> None:
     (sample / "site/search.toml").write_text("rows = 1\n", encoding="utf-8")
     told = sidelit("build", cwd=sample, code=1).stderr
     assert told == "site/search.toml:1: unknown key `rows`; remove it or mend its spelling\n"
+
+
+@pytest.mark.parametrize("at", ["ring.htm", "ring.html#Ring.putt"])
+def test_keywords_of_a_place_that_is_not_there_are_refused(sample: Path, at: str) -> None:
+    (sample / "site/search.toml").write_text(f'[[keywords]]\nat = "{at}"\nen = ["a"]\n', encoding="utf-8")
+    told = sidelit("build", cwd=sample, code=1).stderr
+    assert told == f"site/search.toml:2: there is no place {at} to find by keywords\n"
+
+
+def test_keywords_are_found_in_the_language_of_a_page_and_in_the_first(files: dict[str, bytes]) -> None:
+    japanese = index(files, "ja")
+    for query in ("舷窓", "porthole"):
+        assert japanese.ask(query)[0].address == "tools/window.html#module"
+    assert not index(files, "zh").ask("舷窓")
 
 
 @pytest.mark.parametrize(

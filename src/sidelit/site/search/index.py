@@ -18,7 +18,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from sidelit.cache import store
@@ -26,6 +26,7 @@ from sidelit.cache.records import quick
 from sidelit.config.chapters import Chapter
 from sidelit.config.config import Config
 from sidelit.config.glossary import Glossary
+from sidelit.config.prose import Lab
 from sidelit.site.edition import Edition, Page
 from sidelit.site.listing import Table
 from sidelit.site.search import places, postings, synonyms
@@ -33,9 +34,9 @@ from sidelit.site.search.tokenizer import UNSPACED, Tokenizer
 
 # How much of the index one file of words holds, in characters.
 _SHARD = 12_000
-# What a reader looks for first: pages of use and lessons, then chapters, then the workshop, and last what is
-# in another language.
-_GUIDE, _CHAPTER, _FOREIGN, _WORKSHOP = 0, 1, 2, 3
+# What a reader looks for first: pages of use and lessons, then chapters and labs, then the workshop, and last
+# what is in another language.
+_GUIDE, _CHAPTER, _FOREIGN, _WORKSHOP, _LAB = 0, 1, 2, 3, 4
 # So many pages are put together and kept: after an edit, one such stretch is put together again.
 _STRETCH = 16
 
@@ -62,8 +63,12 @@ class Material:
 def write(made_of: Material, put: Callable[[str, bytes], None]) -> tuple[str, ...]:
     """Hand out the files of the index of every language, each as soon as it is made; returns their paths.
 
-    A single page has no index, since the browser searches it.
+    A single page has no index, since the browser searches it. Raises `SidelitError` at keywords of a page or
+    section that is not there.
     """
+    for output, (row, *_) in made_of.vocabulary.keywords.items():
+        if not any(output in edition.pages for edition in made_of.editions.values()):
+            raise row.wrong()
     names: list[str] = []
 
     def kept(place: str, name: str, text: bytes) -> None:
@@ -217,7 +222,7 @@ def _rank(shown: Page) -> int:
         return _FOREIGN
     if isinstance(item, Chapter):
         return _WORKSHOP if item.workshop else _CHAPTER
-    return _GUIDE
+    return _LAB if isinstance(item, Lab) else _GUIDE
 
 
 def _shards(lists: postings.Lists) -> Iterator[tuple[str, str]]:

@@ -40,6 +40,8 @@ class Place:
     """Whether its words are in the language that the site is written in, and not in the page's."""
     depth: bool = False
     """Whether it is folded: what few readers look for."""
+    keywords: str = ""
+    """What else it is found by, and does not say."""
 
 
 def places(shown: Page) -> tuple[Place, ...]:

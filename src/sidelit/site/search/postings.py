@@ -14,8 +14,8 @@ from functools import lru_cache
 from sidelit.site.search.places import Place
 from sidelit.site.search.tokenizer import Tokenizer
 
-# How many weights there are; a term in code has the lowest, one in a title the highest. What each is worth
-# stands in search-rank.js.
+# How many weights there are; a term in code has the lowest, one in a title or a keyword the highest. What
+# each is worth stands in search-rank.js.
 STEPS = 8
 _CODE, _TITLE = 0, STEPS - 1
 # How many terms the words of a place usually have.
@@ -98,5 +98,6 @@ def _weights(place: Place, cut: Tokenizer) -> dict[str, int]:
     long = 0.3 + counts.total() / _USUAL
     most = _TITLE - 1
     weights |= {term: 1 + int(most * times / (times + long)) for term, times in counts.items()}
-    weights |= dict.fromkeys(cut.listed(f"{place.title} {place.id.partition('/')[0]}"), _TITLE)
+    named = f"{place.title} {place.id.partition('/')[0]} {place.keywords}"
+    weights |= dict.fromkeys(cut.listed(named), _TITLE)
     return weights
