@@ -270,10 +270,10 @@ const searching = (() => {
     if (name.startsWith(wanted)) return begun ? 7 : 1;
     return wanted[3] && name.includes(wanted) && (begun ? 6 : 0.4);
   };
-  // A title that is the query, or a synonym of it.
-  const titled = ({ title, kind }, phrase, alike) => {
+  // A title that is the query, or a synonym of it; a term tells more than a heading within a page of use.
+  const titled = ({ title, kind, order, rank }, phrase, alike) => {
     const titles = fold(title).split(" · ");
-    if (titles.includes(phrase)) return kind === 2 ? 4 : 5;
+    if (titles.includes(phrase)) return kind === 2 ? 4 : order && !rank ? 3.5 : 5;
     return kind !== 2 && titles.some((each) => alike.has(each)) && 2;
   };
   // How much of a title a query has.

@@ -45,7 +45,7 @@ SYNONYMS = """[[synonyms]]
 en = ["bounded deque", "circular queue"]
 ja = ["両端キュー", "円環"]
 zh = ["双端队列"]
-also = ["queue.Full"]
+also.en = ["queue.Full"]
 
 [[keywords]]
 at = "tools/window.html"
@@ -181,7 +181,7 @@ def test_japanese_is_cut_where_its_words_end() -> None:
         ("[synonyms]\n", "1: `synonyms` must be a list"),
         ("synonym = []\n", "1: unknown key `synonym`"),
         ("[[synonyms]\n", "1: not valid TOML"),
-        ('[[synonyms]]\nen = ["a"]\nalso = ["b", ""]\n', "3: a word is empty"),
+        ('[[synonyms]]\nen = ["a"]\nalso.en = ["b", ""]\n', "3: a word is empty"),
         ('[[keywords]]\nen = ["a"]\n', "1: the key `at` is missing"),
         ('[[keywords]]\nat = "a.html"\nen = [" "]\n', "3: a word is empty"),
         ('[[keywords]]\nat = "a.html"\nalso = ["b"]\n', "3: unknown key `also`"),

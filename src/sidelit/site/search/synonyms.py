@@ -10,13 +10,13 @@ the site's languages count:
     en = ["out of memory", "OOM", "CUDA out of memory"]
     ja = ["メモリ不足"]
     zh = ["显存不足", "爆显存"]
-    also = ["OutOfMemoryError"]
+    also.en = ["OutOfMemoryError"]
 
-Whoever asks for one of them finds the pages that say another. Those of `also`, of any language, are asked
-with and never asked for: a message of another program, the name of its option, everyday words. The terms of
-the glossary are such rows, too: a page is found by what its terms are called in each language. A query is
-compared with all words of a row, and it asks for those that pages of its language may have: its own ones and
-those of the sources.
+Whoever asks for one of them finds the pages that say another. The terms of the glossary are such rows, too: a
+page is found by what its terms are called in each language. A query is compared with all words of a row, and
+it asks for those that pages of its language may have: its own ones and those of the sources. With the words
+of `also` somebody may ask on pages of their language, and they are never asked for: a message of another
+program, the name of its option, everyday words.
 
 A page is also found by its keywords, which say in words of readers what it is about:
 
@@ -48,14 +48,14 @@ class Row:
     """Words that mean one thing, by language."""
 
     words: Mapping[str, tuple[str, ...]]
-    also: tuple[str, ...] = ()
+    also: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def shown(self, langs: Sequence[str], stands: Callable[[str], bool]) -> tuple[list[str], list[str]]:
         """What a query of a page asks for, words of these languages that stand somewhere, and what else
         calls for them.
         """
         asked = dict.fromkeys(word for lang in langs for word in self.words.get(lang, ()) if stands(word))
-        known = itertools.chain(*self.words.values(), self.also)
+        known = itertools.chain(*self.words.values(), *(self.also.get(lang, ()) for lang in langs))
         others = dict.fromkeys(word for word in known if word not in asked)
         return [*asked], [*others]
 
@@ -126,12 +126,11 @@ def _words(table: Table) -> dict[str, tuple[str, ...]]:
 
 
 def _row(table: Table, languages: Sequence[str]) -> Row:
-    also = table.strings("also")
-    words = _words(table)
-    table.finish()
-    if not all(word.strip() for word in also):
-        raise table.error("a word is empty", "also")
-    if sum(map(len, words.values()), len(also)) < 2:
+    inside = table.table("also")
+    words, also = _words(table), _words(inside) if inside else {}
+    for each in filter(None, (inside, table)):
+        each.finish()
+    if sum(len(each) for each in (*words.values(), *also.values())) < 2:
         raise table.error(
             "a row joins two words or more", hint='write them as in en = ["OOM", "out of memory"]'
         )
