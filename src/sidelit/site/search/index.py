@@ -26,7 +26,6 @@ from sidelit.cache.records import quick
 from sidelit.config.chapters import Chapter
 from sidelit.config.config import Config
 from sidelit.config.glossary import Glossary
-from sidelit.config.prose import Lab
 from sidelit.site.edition import Edition, Page
 from sidelit.site.listing import Table
 from sidelit.site.search import places, postings, synonyms
@@ -57,7 +56,7 @@ class Material:
     editions: Mapping[str, Edition]
     glossary: Glossary = field(default_factory=Glossary)
     tables: Mapping[str, Table] = field(default_factory=dict)
-    synonyms: tuple[synonyms.Row, ...] = ()
+    vocabulary: synonyms.Vocabulary = field(default_factory=synonyms.Vocabulary)
 
 
 def write(made_of: Material, put: Callable[[str, bytes], None]) -> tuple[str, ...]:
@@ -129,7 +128,7 @@ class Reading:
 
     def stretch(self, pages: Sequence[Page]) -> _Stretch:
         """Read some pages in a row."""
-        keys = [page.key(self.tables) for page in pages]
+        keys = [page.key(*self._others(page)) for page in pages]
         key = tuple(itertools.chain(*keys)) if all(keys) else ()
         return pages[0].text.graph.alone("stretches", key, partial(self._together, pages))
 
@@ -143,11 +142,25 @@ class Reading:
         return _Stretch(tuple(entries), lists.postings())
 
     def _page(self, page: Page) -> _Stretch:
-        return page.once_alone("entries", partial(self._read, page), self.tables)
+        return page.once_alone("entries", partial(self._read, page), *self._others(page))
+
+    def _keywords(self, page: Page) -> tuple[synonyms.Keywords, ...]:
+        return self.made_of.vocabulary.keywords.get(page.text.item.output, ())
+
+    def _others(self, page: Page) -> tuple[str, ...]:
+        """Stands for what the index of a page is made of beside the page."""
+        return self.tables, store.digest([(row.at, row.of(self.langs)) for row in self._keywords(page)])
 
     def _read(self, page: Page) -> _Stretch:
         table = self.made_of.tables.get(page.text.item.kind)
-        inside = (*places.places(page), *(table.places(page) if table else ()))
+        inside = [*places.places(page), *(table.places(page) if table else ())]
+        for row in self._keywords(page):
+            place = row.at.partition("#")[2] or inside[0].id
+            number = next((number for number, each in enumerate(inside) if each.id == place), None)
+            if number is None:
+                raise row.wrong()
+            keywords = f"{inside[number].keywords} {row.of(self.langs)}"
+            inside[number] = replace(inside[number], keywords=keywords)
         entry = _Entry(
             _json([[place.id, place.title, place.kind + 4 * place.depth] for place in inside]),
             _json([[place.words, place.code, *[page.source_lang] * place.foreign] for place in inside]),
@@ -197,7 +210,7 @@ class _Writing:
         """The rows that may find what a query does not say; words that stand on no page are not asked for."""
         made_of = self._reading.made_of
         terms = synonyms.of_glossary(made_of.glossary, made_of.config.source_language)
-        rows = (*made_of.synonyms, *terms)
+        rows = (*made_of.vocabulary.rows, *terms)
         shown = [row.shown(self._reading.langs, partial(self._stands, lists)) for row in rows]
         return [[asked, others] for asked, others in shown if asked and len(asked) + len(others) > 1]
 
@@ -222,7 +235,7 @@ def _rank(shown: Page) -> int:
         return _FOREIGN
     if isinstance(item, Chapter):
         return _WORKSHOP if item.workshop else _CHAPTER
-    return _LAB if isinstance(item, Lab) else _GUIDE
+    return _LAB if item.kind == "lab" else _GUIDE
 
 
 def _shards(lists: postings.Lists) -> Iterator[tuple[str, str]]:

@@ -19,7 +19,7 @@ from sidelit.site.search.tokenizer import Tokenizer
 STEPS = 8
 _CODE, _TITLE = 0, STEPS - 1
 # How many terms the words of a place usually have.
-_USUAL = 24
+_USUAL = 16
 
 Postings = Mapping[str, tuple[int, bytes, int]]
 """By term: the first place, the steps to the others as they are written, each behind a space, and the number
