@@ -13,7 +13,7 @@ from hypothesis import given
 from sidelit.cache import store
 from sidelit.cache.records import UNPACKED, Ids, Packed
 from sidelit.site.search.places import WORDS, Place
-from sidelit.site.search.postings import STEPS, Lists, lengths, postings, usual
+from sidelit.site.search.postings import STEPS, Lists, postings
 from sidelit.site.search.tokenizer import Tokenizer
 
 NAMES = st.lists(st.text(max_size=4), max_size=30)
@@ -60,15 +60,14 @@ def test_the_places_of_a_term_are_those_that_say_it(pages: list[list[list[str]]]
     made = [
         [Place(f"s{at}", "", WORDS, " ".join(words)) for at, words in enumerate(inside)] for inside in pages
     ]
-    mean = usual(length for inside in made for length in lengths(inside, CUT))
     lists, together = Lists(), Lists()
     for inside in made:
-        lists.add(postings(inside, CUT, mean), len(inside))
+        lists.add(postings(inside, CUT), len(inside))
     # A stretch of pages counts as one page.
     for start in range(0, len(made), 2):
         stretch = Lists()
         for inside in made[start : start + 2]:
-            stretch.add(postings(inside, CUT, mean), len(inside))
+            stretch.add(postings(inside, CUT), len(inside))
         together.add(stretch.postings(), sum(map(len, made[start : start + 2])))
     assert list(together.in_order()) == list(lists.in_order())
     found = {}
