@@ -27,6 +27,7 @@ import polib
 
 from sidelit.cache import store
 from sidelit.cache.graph import Graph, Task
+from sidelit.cache.records import quick
 from sidelit.errors import SidelitError
 from sidelit.files import assets, atomic
 
@@ -48,6 +49,7 @@ MOVED = "moved"
 NO_CODE = "none"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One unit in one language.

@@ -188,6 +188,7 @@ class Definition:
         return bound[self.qualname.rpartition(".")[2]][self.number] if self.qualname else 0
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Link:
     """An identifier: its column in its line, counted in characters, its text, and what it means: a definition

@@ -18,7 +18,7 @@ from markdown_it.token import Token
 
 from sidelit.cache import store
 from sidelit.cache.graph import Graph, Task, note
-from sidelit.cache.records import Ids
+from sidelit.cache.records import Ids, quick
 from sidelit.catalog import sync
 from sidelit.config.chapters import Chapter
 from sidelit.config.config import SITE, Config
@@ -171,6 +171,7 @@ class Fold:
     tokens: tuple[Token, ...]
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Imports:
     """The imports that a file begins with: what the line above them names, and their lines."""
@@ -179,6 +180,7 @@ class Imports:
     lines: tuple[tuple[int, str], ...]
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Piece:
     """One section of a source, or one stretch of prose under its heading."""

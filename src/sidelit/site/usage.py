@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from sidelit.cache import store
 from sidelit.cache.graph import Graph, Task, note
-from sidelit.cache.records import Ids
+from sidelit.cache.records import Ids, quick
 from sidelit.config import chapters
 from sidelit.config.chapters import Chapter, Proof
 from sidelit.config.config import Config
@@ -34,6 +34,7 @@ from sidelit.source.decoding import read_source
 Report = Callable[[SidelitError], None]
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Proved:
     """What a chapter calls its proof: the line in its file, and what it states in one sentence or paragraph.
@@ -134,6 +135,7 @@ def test_files(config: Config) -> tuple[Path, ...]:
 # a class that is named by its own methods, are no news. Neither are the imports at the head of a file.
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Usage:
     """A section: its page, its id there, and the definition that it is part of, by its dotted name; empty
@@ -202,6 +204,7 @@ def _inside(piece: Piece, to: Definition, text: Text) -> bool:
 # it comes first.
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Test:
     """A test: its file, its name as pytest knows it, its line, and the definitions that it names."""
