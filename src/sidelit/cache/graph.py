@@ -26,7 +26,7 @@ from __future__ import annotations
 import pickle
 from collections import UserString
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, Generic, TypeVar, overload
@@ -70,6 +70,8 @@ class Graph:
         self._used: dict[str, dict[Key, bytes]] = {}
         self._inputs: dict[str, Callable[[str], str]] = {}
         self._digests: dict[str, str] = {}
+        # What a process of `ahead` has asked for.
+        self._asked: list[tuple[str, Key, bytes]] | None = None
 
     @property
     def keeps(self) -> bool:
@@ -108,12 +110,22 @@ class Graph:
         """Let several processes do what nobody has done yet; whoever asks next is told what is wrong."""
         missing = [task for task in tasks if self.keeps and task.key and not self.knows(task.kind, task.key)]
         if workers.number(missing, jobs) > 1:
-            for task, kept in zip(missing, workers.shared(_attempted, missing, jobs), strict=True):
-                if kept is not None:
-                    self._use(task.kind, task.key, kept)
+            for asked in workers.shared(self._attempted, missing, jobs):
+                for kind, key, kept in asked:
+                    self._of_kind(kind)
+                    self._use(kind, key, kept)
+
+    def _attempted(self, task: Task[Any]) -> list[tuple[str, Key, bytes]]:
+        """All results that a task has asked for, its own among them."""
+        self._asked = []
+        with suppress(SidelitError):
+            self.do(task)
+        return self._asked
 
     def _use(self, kind: str, key: Key, kept: bytes) -> None:
         self._used.setdefault(kind, {})[key] = kept
+        if self._asked is not None:
+            self._asked.append((kind, key, kept))
 
     def alone(self, kind: str, key: Key, make: Callable[[], Value]) -> Value:
         """The same for what is large and seldom asked for: it is read by itself."""
@@ -186,13 +198,6 @@ class Graph:
             kept = self._store.get(_name(kind))
             self._known[kind] = {} if kept is None else pickle.loads(kept)
         return self._known[kind]
-
-
-def _attempted(task: Task[Any]) -> bytes | None:
-    try:
-        return _written(task.make())
-    except SidelitError:
-        return None
 
 
 def _written(value: object) -> bytes:

@@ -87,6 +87,10 @@ def document_read(config: Config, source_path: str) -> Task[source.Document]:
     return Task("documents", key, lambda: source.parse(text, source_path, encoding))
 
 
+Names = tuple[Anchor, ...] | SidelitError
+"""The anchors of a page, or why ids of it would lead nowhere."""
+
+
 def assign(config: Config, pages: Sequence[ledger.Placed]) -> dict[str, tuple[Anchor, ...] | SidelitError]:
     """The anchors of each page by its name, or the error for ids that would lead nowhere.
 

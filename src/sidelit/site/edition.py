@@ -9,7 +9,7 @@ a search engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -17,7 +17,7 @@ from typing import TypeVar
 from markdown_it.token import Token
 
 from sidelit.cache import store
-from sidelit.cache.graph import Kept, Noted, as_one, note
+from sidelit.cache.graph import Kept, Noted, Task, as_one, note
 from sidelit.catalog import catalog
 from sidelit.config.config import SITE, Config
 from sidelit.site.content import Piece, Text
@@ -151,6 +151,19 @@ def edition(config: Config, texts: Sequence[Text], shelf: catalog.Catalogs, lang
     back = _label(config.back_label, book, "nav")
     noted = Noted(pages, READ.format(lang, "{}"))
     return Edition(lang, noted, parts, tagline, licence_note, courses, questions, groups, back)
+
+
+def ahead(config: Config, texts: Sequence[Text], shelf: catalog.Catalogs) -> Iterator[Task[None]]:
+    """What `edition` does for each text, in all languages."""
+    for text in texts:
+        books = {lang: shelf.translation(text.item.name, lang) for lang in config.languages}
+        key = tuple(_digest(text, book) for book in books.values())
+        yield Task("pages of a text", key if all(key) else "", partial(_pages, text, books))
+
+
+def _pages(text: Text, books: Mapping[str, catalog.Catalog | None]) -> None:
+    for lang, book in books.items():
+        page(text, book, lang)
 
 
 def page(text: Text, book: catalog.Catalog | None, lang: str) -> Page:

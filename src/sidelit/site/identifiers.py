@@ -179,6 +179,11 @@ def shown(text: Text) -> Shown:
     return Shown(text.item.output, lines, sections)
 
 
+def shown_once(text: Text) -> Shown:
+    """The same, unless an earlier build knows."""
+    return text.once("shown", partial(shown, text))
+
+
 def _of(links: Mapping[str, Links], source: str) -> Links:
     return links.get(source, {})
 
@@ -296,7 +301,7 @@ def identifiers(
     documented = library.addresses(config.inventories, config.folder, config.shown(config.folder))
     found = linked(config.project, [*texts, *unshown], jobs)
     return Identifiers(
-        {text.item.source: text.once("shown", partial(shown, text)) for text in texts if not text.prose},
+        {text.item.source: shown_once(text) for text in texts if not text.prose},
         found.links,
         documented,
         found.outlines,

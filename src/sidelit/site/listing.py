@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sidelit.cache import store
-from sidelit.cache.graph import Graph, as_one
+from sidelit.cache.graph import Task, as_one
 from sidelit.cache.records import Ids
 from sidelit.config import glossary
 from sidelit.config.config import Config
@@ -54,28 +54,31 @@ class Use:
     id: str
 
 
-def uses(
-    glossary: Glossary, texts: Collection[Text], graph: Graph | None = None, jobs: int | None = None
-) -> Mapping[str, tuple[Use, ...]]:
-    """The uses of each term, by its name, found by `jobs` processes; nothing is read where no page shows
-    them.
-    """
-    if not any(_shows(text) for text in texts):
-        return {}
-    finder, words = Finder(glossary), store.digest(glossary)
-    graph = graph or Graph()
+def uses(glossary: Glossary, texts: Collection[Text]) -> Mapping[str, tuple[Use, ...]]:
+    """The uses of each term, by its name; nothing is read where no page shows them."""
     weighed: dict[str, list[tuple[int, Use]]] = {}
-    said = [text for text in texts if not (isinstance(text.item, Prose) and text.item.append)]
-    tasks = [text.task("uses", partial(_in_page, finder, text), words) for text in said]
-    graph.ahead(tasks, jobs)
-    for text, task in zip(said, tasks, strict=True):
-        for term, (weight, section) in graph.do(task).items():
+    for text, found in ((text, text.graph.do(task)) for text, task in _reading(glossary, texts)):
+        for term, (weight, section) in found.items():
             weighed.setdefault(term, []).append((weight, Use(text.item.output, section)))
     # The sort keeps the order of the book among pages of one weight.
     return {
         term: tuple(use for _, use in sorted(found, key=lambda each: -each[0]))
         for term, found in weighed.items()
     }
+
+
+def ahead(glossary: Glossary, texts: Collection[Text]) -> Iterator[Task[Any]]:
+    """What `uses` does for each text."""
+    return (task for _, task in _reading(glossary, texts))
+
+
+def _reading(
+    glossary: Glossary, texts: Collection[Text]
+) -> Iterator[tuple[Text, Task[dict[str, tuple[int, str]]]]]:
+    finder, words = Finder(glossary), store.digest(glossary)
+    for text in texts if any(_shows(text) for text in texts) else ():
+        if not (isinstance(text.item, Prose) and text.item.append):
+            yield text, text.task("uses", partial(_in_page, finder, text), words)
 
 
 def _shows(text: Text) -> bool:

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,14 @@ from sidelit.cache.graph import Graph, Noted, Task
 from sidelit.cache.store import Store
 from sidelit.catalog import catalog
 from sidelit.config import glossary, origin
+from sidelit.config.chapters import Chapter
 from sidelit.config.config import Config, load
 from sidelit.config.prose import Prose
 from sidelit.errors import Collector, SidelitError
 from sidelit.figures import drawing, figure
 from sidelit.files import assets, atomic
 from sidelit.files.atomic import Output
+from sidelit.ids.anchors import Anchor
 from sidelit.site import (
     anchoring,
     assemble,
@@ -90,6 +93,7 @@ def texts(
     names = anchoring.assign(config, anchoring.pages(config, documents, prose))
     found: list[content.Text] = []
     numbers = {chapter.name: number for number, chapter in enumerate(config.chapters, start=1)}
+    graph.ahead(_making(config, documents, names, numbers, graph), jobs)
     for item in config.order:
         if isinstance(anchors := names[item.name], SidelitError):
             gathered.add(anchors)
@@ -115,6 +119,27 @@ def _reading(config: Config, graph: Graph) -> Iterator[Task[Any]]:
             yield usage.tests_read(config, path)
     for lang in config.languages[1:]:
         yield from catalog.files_read(config.folder / "locale", lang)
+
+
+def _making(
+    config: Config,
+    documents: Mapping[str, source.Document],
+    names: Mapping[str, anchoring.Names],
+    numbers: Mapping[str, int],
+    graph: Graph,
+) -> Iterator[Task[None]]:
+    """The texts of all chapters, and what is asked of each by itself."""
+    for item in config.chapters:
+        if not isinstance(anchors := names[item.name], SidelitError):
+            place = item, documents[item.source], anchors, numbers[item.name]
+            yield Task("asked", content.chapter_digest(*place), partial(_asked, place, graph))
+
+
+def _asked(place: tuple[Chapter, source.Document, Sequence[Anchor], int], graph: Graph) -> None:
+    text = anchoring.chapter(*place, lambda fault: None, graph)
+    content.page_units(text)
+    identifiers.shown_once(text)
+    listing.keys(text)
 
 
 def shelf(
@@ -146,16 +171,18 @@ def write_whole(
     written = texts(config, notes, graph, jobs)
     drawn = figure.read_all(config)
     books = shelf(config, written, graph, drawn)
-    editions = {lang: edition.edition(config, written, books, lang) for lang in config.languages}
     terms, tables = _data(config)
+    graph.ahead([*edition.ahead(config, written, books), *listing.ahead(terms, written)], jobs)
+    editions = {lang: edition.edition(config, written, books, lang) for lang in config.languages}
     leads = links.leads(written)
     gathered = Collector()
     state = origin.origin(config)
     project = metadata.Project(config, state.blank, citing.read(config), metadata.releases(config))
     tests = usage.texts(config, graph)
     names = identifiers.identifiers(config, written, jobs, tests)
+    graph.ahead(usage.ahead(config, names, written, tests), jobs)
     uses_of = usage.used_in(names, written)
-    uses_in = listing.uses(terms, written, graph, jobs)
+    uses_in = listing.uses(terms, written)
     build = BuildContext(
         config=config,
         editions=editions,

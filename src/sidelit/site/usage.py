@@ -10,8 +10,8 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from itertools import accumulate
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from sidelit.cache import store
 from sidelit.cache.graph import Graph, Task, note
@@ -32,6 +32,7 @@ from sidelit.source.decoding import read_source
 
 
 Report = Callable[[SidelitError], None]
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @quick
@@ -70,22 +71,32 @@ def tests_read(config: Config, path: str) -> Task[Mapping[str, Proved]]:
 
     The file itself has the empty name.
     """
-    text, encoding = read_source(config.project / path, path)
-    key = store.digest(text, path, encoding)
-    return Task("tests", key, lambda: _stated(source.parse(text, path, encoding)))
+    text = read_source(config.project / path, path)[0]
+    return Task("stated", store.digest(text, path), partial(_stated, text, path))
 
 
-def _stated(document: source.Document) -> dict[str, Proved]:
-    sections = document.sections
-    classes = {each.qualname for each in sections if each.kind == "class"}
-    own = (each.commentary for each in sections if each.kind == "module")
-    found = {"": Proved(1, _begins(next(own, "")))}
-    for each in sections:
-        *around, _ = accumulate(each.qualname.split("."), "{}.{}".format)
-        if each.kind in ("class", "function") and classes.issuperset(around):
-            says = _begins(each.commentary) or _in_words(each.qualname)
-            found.setdefault(each.qualname.replace(".", "::"), Proved(each.first_line, says))
+def _stated(text: str, path: str) -> dict[str, Proved]:
+    try:
+        tree = syntax.tree(text)
+    except (SyntaxError, ValueError, RecursionError):
+        source.parse(text, path)  # It says what is wrong, and where.
+        raise
+    found = {"": Proved(1, _begins(ast.get_docstring(tree) or ""))}
+    for name, node in _definitions(tree):
+        says = _begins(ast.get_docstring(node) or "") or _in_words(name)
+        found.setdefault(name, Proved(_lines(node)[0], says))
     return found
+
+
+def _definitions(around: ast.AST, name: str = "") -> Iterator[tuple[str, Function | ast.ClassDef]]:
+    """The definitions of a file or a class and of its classes, with the names that pytest has for them."""
+    for node in ast.iter_child_nodes(around):
+        if isinstance(node, Function | ast.ClassDef):
+            yield f"{name}{node.name}", node
+        if isinstance(node, ast.ClassDef):
+            yield from _definitions(node, f"{name}{node.name}::")
+        elif not isinstance(node, Function | ast.expr):
+            yield from _definitions(node, name)
 
 
 def _begins(docstring: str) -> str:
@@ -95,7 +106,7 @@ def _begins(docstring: str) -> str:
 
 def _in_words(qualname: str) -> str:
     """The name of a test as the sentence that it stands for."""
-    name = qualname.rpartition(".")[2]
+    name = qualname.rpartition("::")[2]
     return name.removeprefix("test_").replace("_", " ") if name.startswith("test_") else ""
 
 
@@ -149,6 +160,16 @@ class Usage:
 
 # The places that use each definition of a source, by the id of its section.
 Uses = Mapping[str, tuple[Usage, ...]]
+
+
+def ahead(
+    config: Config, names: Identifiers, texts: Sequence[Text], tests: Sequence[Text]
+) -> Iterator[Task[Any]]:
+    """What `used_in` and `tested_by` do for each file."""
+    for text in texts:
+        if outline := names.outlines.get(text.item.source):
+            yield text.task("used in", partial(_within, names, text), outline.digest)
+    yield from (_tests_of(config, names, text) for text in tests)
 
 
 def used_in(names: Identifiers, texts: Sequence[Text]) -> Mapping[str, Uses]:
@@ -241,7 +262,7 @@ def tested_by(
     config: Config, names: Identifiers, tests: Sequence[Text], uses: Mapping[str, Uses]
 ) -> Mapping[str, Tests]:
     """The tests of all definitions, by their sources."""
-    read = {text.item.source: _tests_of(config, names, text) for text in tests}
+    read = {text.item.source: text.graph.do(_tests_of(config, names, text)) for text in tests}
     return {
         chapter.source: _of_chapter(chapter, names, read, uses.get(chapter.source, {}))
         for chapter in config.chapters
@@ -290,10 +311,10 @@ def _spread(found: dict[str, dict[Test, None]], users: Mapping[str, Sequence[str
 # ## A file of tests
 
 
-def _tests_of(config: Config, names: Identifiers, text: Text) -> tuple[Test, ...]:
+def _tests_of(config: Config, names: Identifiers, text: Text) -> Task[tuple[Test, ...]]:
     outline = names.outlines.get(text.item.source)
     key = (text.digest, outline.digest) if outline else ""
-    return text.graph.of("tests", key, lambda: tuple(_found(config, names, text.item.source)))
+    return Task("tests", key, lambda: tuple(_found(config, names, text.item.source)))
 
 
 def _found(config: Config, names: Identifiers, path: str) -> Iterator[Test]:
@@ -316,9 +337,6 @@ def _found(config: Config, names: Identifiers, path: str) -> Iterator[Test]:
             yield Test(path, name, node.lineno, tuple(_named(name, direct)))
 
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
 def _functions(tree: ast.Module) -> Iterator[tuple[str, Function]]:
     """The functions of a file and the methods of its classes, as pytest calls them."""
     for node in tree.body:
@@ -330,7 +348,7 @@ def _functions(tree: ast.Module) -> Iterator[tuple[str, Function]]:
             )
 
 
-def _lines(node: Function) -> range:
+def _lines(node: Function | ast.ClassDef) -> range:
     first = min(each.lineno for each in (node, *node.decorator_list))
     return range(first, (node.end_lineno or node.lineno) + 1)
 
