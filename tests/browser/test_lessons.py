@@ -64,3 +64,14 @@ def test_what_belongs_to_words_stands_beside_them_and_below_them_on_a_phone(visi
         assert margin[0] == lead[0]
         assert margin[1] > lead[1]
     assert page.evaluate("document.documentElement.scrollWidth") == NARROW
+
+
+def test_code_that_stays_in_view_hides_nothing_below_it(visit: Open) -> None:
+    page = visit("three_stages.html", width=WIDE)
+    section = page.locator(".taken:has(> .told > table)").first
+    # Scrolled until the last row of the table alone is in view.
+    section.locator("> .told tbody tr:last-child").evaluate("row => scrollTo(0, row.getBoundingClientRect().top - 60)")
+    code, table = (section.locator(each).bounding_box() for each in ("> .code", "> .told"))
+    assert code
+    assert table
+    assert code["y"] + code["height"] <= table["y"] + 1
