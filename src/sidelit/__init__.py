@@ -28,21 +28,7 @@ records and returns frozen records, none looks back, and none runs the code it p
 templates and assets. The doors are `api`, `cli`, `serve` and `mkdocs_plugin`. Start with `site/site.py`,
 which is the pipeline in one place, or with `python -m sidelit --help`.
 
-Where something new goes:
-
-- **A directive** between `:::`: a kind in `site/directives/` and a line in its `registry`, and a template in
-  `templates/directives/`.
-- **A language**: its words in `templates/ui/`, its style in `lint/language.py`, and its code in the table of
-  `lint/lint.py`.
-- **A lint rule** for a sentence: a function in `lint/unit.py` or `lint/language.py`, and a row of `RULES` in
-  `lint/lint.py`. For commentary: a function and a row in `lint/sections.py`, and how strict it usually is in
-  `config/config.py`.
-- **A kind of page**: a line in `site/page_kinds.py` and a template of its name. If it shows data, a module
-  beside `site/commands.py` has the class of its table. If it is a kind of lesson, `config/prose.py` reads its
-  entries, and `load` and `courses` in `config/config.py` put them in their place.
-- **A dialect of docstrings**: its name in `config/chapters.py`, its reader in `text/docstrings/`.
-- **A command**: a function in `cli/commands.py`, its options in `cli/options.py`.
-- **Something that pages read**: the head of `cache/graph.py` says how the next build hears of it.
+Where something new goes, `CONTRIBUTING.md` says under “Extend the press”.
 """
 
 from __future__ import annotations

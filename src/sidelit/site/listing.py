@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -142,20 +141,24 @@ class Around:
     uses: Mapping[str, tuple[Use, ...]]
 
 
-class Table(ABC):
-    """What a page shows that is made from data: a record of it, whose digest stands for it in the cache."""
+@dataclass(frozen=True)
+class Table:
+    """What a page shows that is made from data: a record of it, whose digest stands for it in the cache.
 
-    @abstractmethod
+    This one is empty, for a kind of page that has nothing but a template of its own.
+    """
+
     def ids(self) -> Iterable[str]:
         """What a link to the page may end in, beside the ids of its headings."""
+        return ()
 
-    @abstractmethod
     def entries(self, around: Around) -> Iterable[object]:
         """What the template prints, a record a row."""
+        return ()
 
-    @abstractmethod
     def places(self, shown: Page) -> Iterable[Place]:
         """What a search can find in it."""
+        return ()
 
     def toc(self) -> Iterable[TocEntry]:
         """What it adds to the contents of the page."""
