@@ -362,10 +362,11 @@ def _pages(
     orders = [making.Order(*each) for each in build.editions[job.lang].pages.items()]
     for error in making.clashes(orders):
         build.report(error)
-    making.write(build, [[order] for order in orders], out, jobs, graph)
+    material = search.Material(made, build.editions)
+    making.write(build, [[order] for order in orders], out, jobs, graph, ahead=search.ahead(material))
     for name, data in static.items():
         out.put(name, data)
-    parts = search.write(search.Material(made, build.editions), out.put)
+    parts = search.write(material, out.put)
     if job.strict:
         gathered.check()
     odd = tuple({str(error): error for error in gathered.errors}.values())
