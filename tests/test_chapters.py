@@ -15,7 +15,7 @@ import pytest
 
 from sidelit.config import config
 from sidelit.errors import SidelitError
-from sidelit.site import usage
+from sidelit.site import backlinks
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -83,7 +83,7 @@ def test_every_chapter_names_tests_that_prove_it() -> None:
     """They are there, and pytest takes them for tests."""
     made = config.load(ROOT / "site" / "sidelit.toml")
     faults: list[SidelitError] = []
-    found = usage.proofs(made, faults.append)
+    found = backlinks.proofs(made, faults.append)
     assert [str(fault) for fault in faults] == []
     assert [chapter.source for chapter in made.chapters if not chapter.proves] == []
     for proof in found:

@@ -78,11 +78,11 @@ def print_files(
     or link that is wrong; then `out` is as it was.
     """
     paths, folder = tuple(map(Path, files)), Path(out)
-    shelf = Path(locale) if locale is not None else None
-    if shelf is not None and not shelf.is_dir():
-        raise SidelitError("there is no such folder of translations", path=shelf, hint="name another")
+    translations = Path(locale) if locale is not None else None
+    if translations is not None and not translations.is_dir():
+        raise SidelitError("there is no such folder of translations", path=translations, hint="name another")
     with atomic.written(folder) as fresh:
-        made = printing.write(printing.Job(paths, lang, shelf, strict, source, dialect), fresh, jobs)
+        made = printing.write(printing.Job(paths, lang, translations, strict, source, dialect), fresh, jobs)
     return Printed(folder, _pages(made.files, folder), made.odd, made.skipped)
 
 

@@ -134,16 +134,16 @@ def serve(
 
     Raises `SidelitError` when the port is taken.
     """
-    shelf = Handover()
+    handover = Handover()
     watch = Watch(roots)
     try:
-        server = _Server(("127.0.0.1", port), _handler(shelf))
+        server = _Server(("127.0.0.1", port), _handler(handover))
     except (OSError, OverflowError) as error:
         reason = error.strerror if isinstance(error, OSError) else "there is no such port"
         raise SidelitError(
             f"cannot serve on port {port}: {reason}", hint="choose another with --port"
         ) from None
-    say(shelf.rebuild(build).error)
+    say(handover.rebuild(build).error)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
     thread.start()
     try:
@@ -152,10 +152,10 @@ def serve(
         while True:
             threading.Event().wait(PAUSE)
             if watch.changed():
-                state = shelf.rebuild(build)
+                state = handover.rebuild(build)
                 say(state.error or "Built again.")
     finally:
-        shelf.close()
+        handover.close()
         server.shutdown()
         server.server_close()
 
@@ -175,7 +175,7 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
-def _handler(shelf: Handover) -> type[BaseHTTPRequestHandler]:
+def _handler(handover: Handover) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             address = urlsplit(self.path)
@@ -186,10 +186,12 @@ def _handler(shelf: Handover) -> type[BaseHTTPRequestHandler]:
                     200, "text/javascript; charset=utf-8", Path(__file__).with_name("reload.js").read_bytes()
                 )
             elif address.path == WAIT:
-                state = shelf.wait(int(address.query)) if _TURN.fullmatch(address.query) else shelf.state
+                state = (
+                    handover.wait(int(address.query)) if _TURN.fullmatch(address.query) else handover.state
+                )
                 self._send(200, "application/json", _json(state))
             else:
-                self._send(*answer(shelf.state, address.path))
+                self._send(*answer(handover.state, address.path))
 
         do_HEAD = do_GET
 

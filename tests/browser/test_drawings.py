@@ -64,8 +64,8 @@ def sheets(lang: str) -> Iterator[str]:
     """Both drawings of each figure in one language, as a page holds them."""
     made = config.load(SITE / "sidelit.toml")
     figures = figure.read_all(made)
-    shelf = catalog.load([each.units() for each in figures], made.folder / "locale", made.languages[1:])
-    drawn = gallery(made, figures, shelf)
+    catalogs = catalog.load([each.units() for each in figures], made.folder / "locale", made.languages[1:])
+    drawn = gallery(made, figures, catalogs)
     for each in figures:
         drawing = drawn.draw(each.name, lang)
         for svg, look in ((drawing.wide, "wide"), (drawing.narrow, "narrow")):

@@ -70,7 +70,9 @@ def test_code_that_stays_in_view_hides_nothing_below_it(visit: Open) -> None:
     page = visit("three_stages.html", width=WIDE)
     section = page.locator(".taken:has(> .told > table)").first
     # Scrolled until the last row of the table alone is in view.
-    section.locator("> .told tbody tr:last-child").evaluate("row => scrollTo(0, row.getBoundingClientRect().top - 60)")
+    section.locator("> .told tbody tr:last-child").evaluate(
+        "row => scrollTo(0, row.getBoundingClientRect().top - 60)"
+    )
     code, table = (section.locator(each).bounding_box() for each in ("> .code", "> .told"))
     assert code
     assert table

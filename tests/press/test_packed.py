@@ -12,7 +12,7 @@ from hypothesis import given
 
 from sidelit.cache import store
 from sidelit.cache.records import UNPACKED, Ids, Packed
-from sidelit.site.search.places import WORDS, Place
+from sidelit.site.search.places import WORDS, SearchPlace
 from sidelit.site.search.postings import STEPS, Lists, postings
 from sidelit.site.search.tokenizer import Tokenizer
 
@@ -58,7 +58,8 @@ CUT = Tokenizer()
 @given(WORDS_OF_PAGES)
 def test_the_places_of_a_term_are_those_that_say_it(pages: list[list[list[str]]]) -> None:
     made = [
-        [Place(f"s{at}", "", WORDS, " ".join(words)) for at, words in enumerate(inside)] for inside in pages
+        [SearchPlace(f"s{at}", "", WORDS, " ".join(words)) for at, words in enumerate(inside)]
+        for inside in pages
     ]
     lists, together = Lists(), Lists()
     for inside in made:

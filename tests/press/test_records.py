@@ -9,7 +9,7 @@ import pytest
 from sidelit.cache.records import quick
 from sidelit.catalog.sync import SectionUnits
 from sidelit.names.links import Definition
-from sidelit.site.search.places import Place
+from sidelit.site.search.places import SearchPlace
 from sidelit.source.source import Imported, parse
 
 RECORDS = [
@@ -17,7 +17,7 @@ RECORDS = [
     Imported("collections", 1),
     SectionUnits("Ring", ("It keeps.", "It drops."), "0a"),
     SectionUnits("Ring", ()),
-    Place("Ring", "", 1, "it keeps", foreign=True),
+    SearchPlace("Ring", "", 1, "it keeps", foreign=True),
     *parse('"""Words."""\n\nimport os\n\n\ndef f():\n    """More."""\n    return os\n', "a.py").sections,
 ]
 

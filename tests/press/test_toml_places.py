@@ -9,7 +9,7 @@ import pytest
 
 from press.project import SAMPLE
 from sidelit.config import toml
-from sidelit.config.toml import Place
+from sidelit.config.toml import KeyPlace
 from sidelit.errors import SidelitError
 
 TEXT = (
@@ -45,7 +45,7 @@ lines = 0
 )
 
 
-def same(data: Any, place: Place) -> None:
+def same(data: Any, place: KeyPlace) -> None:
     """What the parser and the reader of places found has the same keys, numbers and strings."""
     if isinstance(data, (dict, list)):
         inside = data if isinstance(data, dict) else dict(enumerate(data))

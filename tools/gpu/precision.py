@@ -77,7 +77,7 @@ def tell(kit: Kit, low: str, kind: str, verdicts: Verdicts, **figures: Any) -> N
     if all({*told} == {LATE} for told in verdicts.values()):
         kit.not_tried(name, NO_TIME)
         return
-    wrong = {each: [one for one in told if one not in USUAL] for each, told in verdicts.items()}
+    wrong = {each: [one for one in told if one not in DEFAULT_SEVERITIES] for each, told in verdicts.items()}
     wrong = {each: told for each, told in wrong.items() if told}
     right = {each: {*told} for each, told in verdicts.items() if each not in wrong}
     named = {
@@ -102,7 +102,7 @@ def tell(kit: Kit, low: str, kind: str, verdicts: Verdicts, **figures: Any) -> N
 
 
 EQUAL, CLOSE, REFUSED, LATE = "equal", "close", "both refuse", "no time was left"
-USUAL = {EQUAL, CLOSE, REFUSED, LATE}
+DEFAULT_SEVERITIES = {EQUAL, CLOSE, REFUSED, LATE}
 Verdicts = dict[str, list[str]]
 
 

@@ -252,7 +252,7 @@ def as_one(name: str) -> Iterator[None]:
 
 
 Part = TypeVar("Part", covariant=True)
-Place = TypeVar("Place")
+Name = TypeVar("Name")
 Held = TypeVar("Held", covariant=True)
 
 # A page takes sections from a few others.
@@ -293,13 +293,13 @@ def _made(kept: Kept[Any]) -> tuple[Any, ...]:
     return kept._make()
 
 
-class Noted(Mapping[Place, Held]):
+class Noted(Mapping[Name, Held]):
     """A mapping of which each look is noted by `name`, with the place that is looked at for `{}`."""
 
-    def __init__(self, known: Mapping[Place, Held], name: str) -> None:
+    def __init__(self, known: Mapping[Name, Held], name: str) -> None:
         self._known, self._name = known, name
 
-    def __getitem__(self, place: Place) -> Held:
+    def __getitem__(self, place: Name) -> Held:
         note(self._name.format(place))
         return self._known[place]
 
@@ -307,7 +307,7 @@ class Noted(Mapping[Place, Held]):
         # Which places there are is part of every key.
         return place in self._known
 
-    def __iter__(self) -> Iterator[Place]:
+    def __iter__(self) -> Iterator[Name]:
         return iter(self._known)
 
     def __len__(self) -> int:

@@ -90,7 +90,7 @@ class Row:
 class Catalogs:
     """All catalogues of a site, by page and language."""
 
-    catalogs: Mapping[tuple[str, str], Catalog]
+    by_page: Mapping[tuple[str, str], Catalog]
     languages: tuple[str, ...] = ()
     """The languages translated into."""
     source: str = "en"
@@ -103,7 +103,7 @@ class Catalogs:
     def catalog(self, page: str, lang: str) -> Catalog:
         """The catalogue of a page; an empty one for a page that `load` was not given."""
         original = (page, lang) in self.originals
-        known = self.catalogs.get((page, lang))
+        known = self.by_page.get((page, lang))
         return known or Catalog(page, lang, source=self.source, original=original)
 
     def translation(self, page: str, lang: str) -> Catalog | None:
@@ -146,13 +146,13 @@ def _merit(entry: Entry) -> tuple[bool, bool]:
     return not entry.obsolete, is_translated(entry)
 
 
-def status(shelf: Catalogs) -> tuple[Row, ...]:
+def status(catalogs: Catalogs) -> tuple[Row, ...]:
     """Count the states, a row for each page and language."""
     rows = []
-    for catalog in shelf.catalogs.values():
+    for catalog in catalogs.by_page.values():
         states = [catalog.state(key) for key in catalog.digests]
         current, recheck, stale, missing = (states.count(state) for state in STATES)
-        optional = catalog.page in shelf.optional
+        optional = catalog.page in catalogs.optional
         rows.append(Row(catalog.page, catalog.lang, current, recheck, stale, missing, optional))
     return tuple(rows)
 
@@ -171,9 +171,9 @@ class Pending:
         return f"{self.path}:{self.line}: {self.state}: {self.context}: {self.msgid}"
 
 
-def pending(shelf: Catalogs) -> Iterator[Pending]:
+def pending(catalogs: Catalogs) -> Iterator[Pending]:
     """Every sentence that is not current, with its place. Run `sync` first, or new ones have none."""
-    for catalog in shelf.catalogs.values():
+    for catalog in catalogs.by_page.values():
         for key, entry in catalog.entries.items():
             if (state := catalog.state(key)) != "current":
                 yield Pending(entry.path, entry.line, state, entry.context, " ".join(entry.msgid.split()))
@@ -404,12 +404,12 @@ def sync(pages: Sequence[PageUnits], locale_dir: Path, languages: Sequence[str])
     The catalogue of a page that was renamed goes to its new name. That of a page that is gone keeps its
     translations as obsolete ones, so that a page that comes back under another name finds them.
     """
-    shelf = load(pages, locale_dir, languages)
+    catalogs = load(pages, locale_dir, languages)
     moved = [path for lang in languages for path in _moved(pages, locale_dir / lang)]
     orphans = [PageUnits(name, ()) for name in _orphans(pages, locale_dir, languages)]
     lost = load(orphans, locale_dir, languages)
     written = []
-    for catalog in (*shelf.catalogs.values(), *lost.catalogs.values()):
+    for catalog in (*catalogs.by_page.values(), *lost.by_page.values()):
         if (catalog.entries or catalog.obsolete) and _write(catalog, locale_dir):
             written.append(_file(catalog, locale_dir))
     for path in moved:
@@ -457,10 +457,10 @@ def reviewed(
     _check_known("language", lang, languages)
     contexts = {section.context for known in pages if known.name == page for section in known.sections}
     _check_known("context", context, sorted(contexts))
-    shelf = load(pages, locale_dir, languages)
+    catalogs = load(pages, locale_dir, languages)
     cleared = 0
     for name in languages if lang is None else (lang,):
-        catalog = shelf.catalog(page, name)
+        catalog = catalogs.catalog(page, name)
         if catalog.original:
             continue
         keys = [

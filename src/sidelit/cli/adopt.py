@@ -374,7 +374,7 @@ def _readme(folder: Path) -> Sequence[Token]:
             # What reads reST takes long to import. What is wrong in a README is told to nobody.
             from sidelit.text.docstrings import foreign
 
-            return foreign.tokens(text, None, "rest", foreign.Place(found.name, 1, lambda _: None))
+            return foreign.tokens(text, None, "rest", foreign.TextPlace(found.name, 1, lambda _: None))
         # Some Markdown needs no blank behind the sign of a heading.
         return markup.parse(re.sub(r"\A(\s*#+)(?=[^\s#])", r"\1 ", _UNSEEN.sub("", text)))
     except (OSError, SidelitError):

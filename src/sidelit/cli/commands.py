@@ -217,7 +217,7 @@ def cite(given: argparse.Namespace) -> int:
     made = versions.checked_out(made)
     texts = site.texts(site.sound(made))
     text, piece = metadata.find(texts, given.id)
-    book = None if lang == made.languages[0] else site.shelf(made, texts).catalog(text.item.name, lang)
+    book = None if lang == made.languages[0] else site.catalogs(made, texts).catalog(text.item.name, lang)
     project = metadata.Project(made, origin.origin(made), citing.read(made))
     said = metadata.record(project, edition.page(text, book, lang), piece)
     words = made.language(lang).words
@@ -303,7 +303,7 @@ def status(given: argparse.Namespace) -> int:
     """`sidelit status`."""
     made = given_configuration(given)
     made = site.sound(made)
-    books = site.shelf(made, site.texts(made))
+    books = site.catalogs(made, site.texts(made))
     if given.todo:
         for each in catalog.pending(books):
             print(each)

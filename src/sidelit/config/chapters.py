@@ -314,7 +314,7 @@ def _output(table: Table, given: str, own: str) -> str:
 #
 #     proves = ["tests/ring.py", "tests/ring.py::test_put", "tests/many.py::TestMany::test_last"]
 #
-# Here the names are read; [another stage](../site/usage.py) finds the tests.
+# Here the names are read; [another stage](../site/backlinks.py) finds the tests.
 
 
 @dataclass(frozen=True, slots=True)

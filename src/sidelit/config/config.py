@@ -100,7 +100,7 @@ Severity = Literal["error", "warning", "off"]
 
 # Every rule that a project may choose for itself, and what it is where nothing is said. What no formula, link
 # or translation can do without is no matter of choice.
-USUAL: Mapping[str, Severity] = {
+DEFAULT_SEVERITIES: Mapping[str, Severity] = {
     "unbound-symbol": "error",
     "unknown-name": "error",
     "unused-symbol": "error",
@@ -145,7 +145,7 @@ class Strictness:
 
     lines: int = 25
     words: int = 40
-    severities: Mapping[str, Severity] = field(default_factory=lambda: USUAL)
+    severities: Mapping[str, Severity] = field(default_factory=lambda: DEFAULT_SEVERITIES)
     forbidden: tuple[Word, ...] = ()
     allowed: tuple[Allowance, ...] = ()
 
@@ -158,7 +158,7 @@ def read_strictness(table: Table | None) -> Strictness:
     if table is None:
         return Strictness()
     lines, words = (_count(table, key, usual) for key, usual in (("lines", 25), ("words", 40)))
-    severities = dict(USUAL)
+    severities = dict(DEFAULT_SEVERITIES)
     if rules := table.table("rules"):
         severities.update(_severities(rules))
     forbidden = tuple(map(_word, table.tables("avoid")))
@@ -207,8 +207,10 @@ def _allowance(table: Table) -> Allowance:
 
 
 def _known(rule: str, table: Table) -> None:
-    if rule not in USUAL:
-        raise table.error(f"there is no rule {rule!r}", rule, hint=f"there are {', '.join(USUAL)}")
+    if rule not in DEFAULT_SEVERITIES:
+        raise table.error(
+            f"there is no rule {rule!r}", rule, hint=f"there are {', '.join(DEFAULT_SEVERITIES)}"
+        )
 
 
 # ## The configuration

@@ -50,25 +50,25 @@ _DEEP = 100
 
 
 @dataclass(slots=True)
-class Place:
+class KeyPlace:
     """A table, a list or a value: its line, its text if it is a string, and what is in it."""
 
     line: int = 1
     text: str | None = None
-    inside: dict[str | int, Place] = field(default_factory=dict)
+    inside: dict[str | int, KeyPlace] = field(default_factory=dict)
     tables: bool = False
     """Whether this is a list whose elements have headers of their own."""
 
-    def at(self, key: str | int) -> Place:
+    def at(self, key: str | int) -> KeyPlace:
         """What is in it under a key; itself, where the text has none."""
         return self.inside.get(key, self)
 
-    def find(self, word: str) -> Place | None:
+    def find(self, word: str) -> KeyPlace | None:
         """The key of that name, or else the first key or string inside that reads so."""
         own = self.inside.get(word)
         return own or next((each for key, each in self._every() if word in (key, each.text)), None)
 
-    def _every(self) -> Iterator[tuple[str | int, Place]]:
+    def _every(self) -> Iterator[tuple[str | int, KeyPlace]]:
         left = [*reversed(self.inside.items())]
         while left:
             key, place = left.pop()
@@ -76,7 +76,7 @@ class Place:
             left += reversed(place.inside.items())
 
 
-def read(text: str) -> Place:
+def read(text: str) -> KeyPlace:
     """The places of everything in a text that is valid TOML."""
     reader = _Reader()
     for token, line in _tokens(text):
@@ -113,12 +113,12 @@ class _Reader:
     """What has been read so far."""
 
     def __init__(self) -> None:
-        self.top = Place()
+        self.top = KeyPlace()
         # The table of the last header, and the lists and tables within braces that are still open in it.
-        self.open: list[tuple[Place, str]] = [(self.top, "")]
+        self.open: list[tuple[KeyPlace, str]] = [(self.top, "")]
         self.keys: list[str] = []
         # What has a key or a place in a list, and waits for its value.
-        self.value: Place | None = None
+        self.value: KeyPlace | None = None
         self.header = 0
 
     def take(self, token: re.Match[str], line: int) -> None:
@@ -127,7 +127,7 @@ class _Reader:
         if self.header:
             self._head(token, line)
         elif self.value is None and end == "]" and sign not in ("]", ",", "\n"):
-            self.value = place.inside[len(place.inside)] = Place(line)
+            self.value = place.inside[len(place.inside)] = KeyPlace(line)
             self._fill(token, self.value)
         elif self.value is not None:
             self._fill(token, self.value)
@@ -142,7 +142,7 @@ class _Reader:
         else:
             self.keys += _parts(token)
 
-    def _fill(self, token: re.Match[str], value: Place) -> None:
+    def _fill(self, token: re.Match[str], value: KeyPlace) -> None:
         if token[0] in ("[", "{"):
             self.open.append((value, "]" if token[0] == "[" else "}"))
         elif token["string"] is not None:
@@ -162,22 +162,22 @@ class _Reader:
         else:
             self.header = 0
 
-    def _table(self, line: int) -> Place:
+    def _table(self, line: int) -> KeyPlace:
         """The table that a header opens: one of a list where it has two brackets."""
         place = _down(self.top, self.keys[:-1], line)
         if self.header == 2:
-            found = place.inside.setdefault(self.keys[-1], Place(line, tables=True))
-            new = found.inside[len(found.inside)] = Place(line)
+            found = place.inside.setdefault(self.keys[-1], KeyPlace(line, tables=True))
+            new = found.inside[len(found.inside)] = KeyPlace(line)
             return new
-        found = place.inside.setdefault(self.keys[-1], Place(line))
+        found = place.inside.setdefault(self.keys[-1], KeyPlace(line))
         # It may have been named by the header of a table within it before.
         found.line = line
         return found
 
 
-def _down(place: Place, keys: list[str], line: int) -> Place:
+def _down(place: KeyPlace, keys: list[str], line: int) -> KeyPlace:
     for key in keys:
-        place = place.inside.setdefault(key, Place(line))
+        place = place.inside.setdefault(key, KeyPlace(line))
         if place.tables:
             place = place.inside[len(place.inside) - 1]
     return place
@@ -254,7 +254,7 @@ class _Text:
         self.text = text
 
     @cached_property
-    def top(self) -> Place:
+    def top(self) -> KeyPlace:
         return read(self.text)
 
 
@@ -324,7 +324,7 @@ class Table:
         return ((near and self._place.find(near)) or self._place).line
 
     @property
-    def _place(self) -> Place:
+    def _place(self) -> KeyPlace:
         place = self._text.top
         for step in self._way:
             place = place.at(step)

@@ -87,7 +87,7 @@ def _picture(card: Card, colours: Mapping[str, str], font: Path | None) -> Image
 
 def _cards(config: Config) -> Iterator[Card]:
     texts = site.texts(config)
-    said = edition.edition(config, texts, site.shelf(config, texts), config.source_language)
+    said = edition.edition(config, texts, site.catalogs(config, texts), config.source_language)
     for output, shown in said.pages.items():
         part = Navigation(config, said, shown).part()
         number = f"{shown.text.number} · " if shown.text.number else ""

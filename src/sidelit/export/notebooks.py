@@ -323,15 +323,15 @@ def notebooks(config: Config) -> dict[str, bytes]:
     named = site.book(config, texts)
     gathered = Collector(list(site.mistakes(named)))
     gathered.check()
-    shelf, known = site.shelf(config, texts), named.index
+    catalogs, known = site.catalogs(config, texts), named.index
     install = prose.filled(config.labs.install, config.public.repository)
     found: dict[str, bytes] = {}
     for lang in config.languages:
-        shown = edition(config, texts, shelf, lang)
+        shown = edition(config, texts, catalogs, lang)
         tag = config.language(lang).tag
         for text in texts:
             if isinstance(text.item, Prose) and text.item.kind == "lab":
-                book = shelf.translation(text.item.name, lang)
+                book = catalogs.translation(text.item.name, lang)
                 made = cells.read(assets.text(config.project / text.item.source), text.item.source)
                 lab = _Made(config, text, text.item, shown, known)
                 for teacher, place in ((False, cells.student_path), (True, cells.teacher_path)):

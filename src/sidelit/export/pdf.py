@@ -207,9 +207,9 @@ def books(
             (folder / "site").mkdir()
             told(replace(site.write(config, atomic.Output(folder / "site")), skipped=skipped))
             written = site.texts(config)
-            shelf = site.shelf(config, written)
+            catalogs = site.catalogs(config, written)
             for lang in langs or config.languages:
-                shown = edition.edition(config, written, shelf, lang)
+                shown = edition.edition(config, written, catalogs, lang)
                 yield _Printer(config, shown, folder, printing).book(out)
     except OSError as error:
         raise refused(error) from None

@@ -48,7 +48,7 @@ except ModuleNotFoundError as error:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PdfPlace:
     """Where a place lies: the page, counted from 0, and how far from its left and lower edge, in points."""
 
     page: int
@@ -67,7 +67,7 @@ class Printed:
         """How many pages it has."""
         return len(self.reader.pages)
 
-    def places(self, first: int) -> dict[str, Place]:
+    def places(self, first: int) -> dict[str, PdfPlace]:
         """The places in it by their names, if `first` pages stand before it."""
         numbers = {
             page.indirect_reference.idnum: number
@@ -75,7 +75,7 @@ class Printed:
             if page.indirect_reference is not None
         }
         return {
-            unquote(name.removeprefix("/")): Place(
+            unquote(name.removeprefix("/")): PdfPlace(
                 numbers[there.raw_get("/Page").idnum], float(there.left or 0), float(there.top or 0)
             )
             for name, there in self.reader.named_destinations.items()
@@ -84,7 +84,7 @@ class Printed:
 
 def bind(
     documents: Sequence[Printed],
-    places: Mapping[str, Place],
+    places: Mapping[str, PdfPlace],
     marks: Sequence[Mark],
     about: Mapping[str, str],
     lang: str,
@@ -115,7 +115,7 @@ def bind(
         writer.write(file)
 
 
-def _lead(page: Any, pages: Sequence[Any], places: Mapping[str, Place]) -> None:
+def _lead(page: Any, pages: Sequence[Any], places: Mapping[str, PdfPlace]) -> None:
     """Turn the links of a page to places of the book into ways; one to no place goes."""
     kept = ArrayObject()
     for reference in page.get("/Annots", ()):
@@ -135,12 +135,12 @@ def _lead(page: Any, pages: Sequence[Any], places: Mapping[str, Place]) -> None:
         del page["/Annots"]
 
 
-def _found(name: str, places: Mapping[str, Place]) -> Place | None:
+def _found(name: str, places: Mapping[str, PdfPlace]) -> PdfPlace | None:
     """A place, or the page that it should be on."""
     return places.get(name) or places.get(owner(name))
 
 
-def _outline(writer: PdfWriter, marks: Sequence[Mark], places: Mapping[str, Place], above: Any) -> None:
+def _outline(writer: PdfWriter, marks: Sequence[Mark], places: Mapping[str, PdfPlace], above: Any) -> None:
     for mark in marks:
         there = _found(mark.place, places)
         if there is None:
@@ -175,7 +175,7 @@ class Bundle:
     """The documents of a book as they were printed, and where everything lies in them."""
 
     documents: tuple[Printed, ...]
-    places: Mapping[str, Place]
+    places: Mapping[str, PdfPlace]
 
 
 def printed(
@@ -210,7 +210,7 @@ def printed(
 
 def _gathered(made: tuple[Printed, ...]) -> tuple[Bundle, list[int]]:
     """The places of all documents, and how many pages stand before each."""
-    places: dict[str, Place] = {}
+    places: dict[str, PdfPlace] = {}
     firsts, first = [], 0
     for each in made:
         firsts.append(first)

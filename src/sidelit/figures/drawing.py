@@ -356,12 +356,12 @@ class Gallery:
         self,
         figures: Sequence[Figure] = (),
         easel: Easel | None = None,
-        shelf: Catalogs | None = None,
+        catalogs: Catalogs | None = None,
         counts: Mapping[str, Sequence[tuple[float, str]]] = MappingProxyType({}),
         graph: Graph | None = None,
     ) -> None:
         self._figures: Mapping[str, Figure] = {each.name: each for each in figures}
-        self._easel, self._shelf, self._counts = easel, shelf, counts
+        self._easel, self._catalogs, self._counts = easel, catalogs, counts
         self._graph = graph or Graph()
         self._drawn: dict[tuple[str, str], Drawing] = {}
 
@@ -407,13 +407,13 @@ class Gallery:
         return easel.draw(figure, self._book(figure, lang), self._counts.get(lang, ()))
 
     def _book(self, figure: Figure, lang: str) -> catalog.Catalog | None:
-        return self._shelf.translation(figure.page, lang) if self._shelf else None
+        return self._catalogs.translation(figure.page, lang) if self._catalogs else None
 
 
 def gallery(
-    config: Config, figures: Sequence[Figure], shelf: Catalogs, graph: Graph | None = None
+    config: Config, figures: Sequence[Figure], catalogs: Catalogs, graph: Graph | None = None
 ) -> Gallery:
-    """The gallery of a site, whose catalogues are on the shelf."""
+    """The gallery of a site, whose catalogues are given."""
     folder = config.folder / FOLDER
     counts = {lang: config.language(lang).counts for lang in config.languages}
-    return Gallery(figures, Easel(folder, config.shown(folder)), shelf, counts, graph)
+    return Gallery(figures, Easel(folder, config.shown(folder)), catalogs, counts, graph)

@@ -28,8 +28,8 @@ from sidelit.catalog.po_file import Entry
 from sidelit.catalog.sync import is_translated
 from sidelit.config.glossary import Glossary
 from sidelit.errors import SidelitError
-from sidelit.lint import language, unit
-from sidelit.lint.unit import Pair, pair, vocabulary
+from sidelit.lint import style, translation
+from sidelit.lint.translation import Pair, pair, vocabulary
 from sidelit.source import source, syntax
 from sidelit.symbols import formula, marking
 from sidelit.text import code, directives, markup
@@ -70,28 +70,28 @@ class Rule:
 
 _CJK = ("ja", "zh")
 RULES = (
-    Rule("code-spans", unit.code_spans),
-    Rule("formulas", unit.formulas),
-    Rule("links", unit.links),
-    Rule("footnotes", unit.footnotes),
-    Rule("numbers", unit.numbers, english=True),
-    Rule("blanks", unit.blanks),
-    Rule("emphasis", unit.emphasis),
-    Rule("structure", unit.structure),
-    Rule("stray-marker", unit.stray_markers),
-    Rule("empty-parentheses", unit.empty_parentheses),
-    Rule("adjacent-spans", unit.adjacent_spans),
-    Rule("term", language.term),
-    Rule("never", language.never),
-    Rule("english", language.english, _CJK, english=True),
-    Rule("please", language.please, _CJK),
-    Rule("kana", language.kana, ("zh",)),
-    Rule("unsimplified", language.unsimplified, ("zh",)),
-    Rule("simplified", language.simplified, ("ja",)),
-    Rule("long-vowel", language.long_vowels, ("ja",)),
-    Rule("spacing", language.spacing, _CJK),
-    Rule("punctuation", language.punctuation, _CJK),
-    Rule("negation", language.negation, _CJK, "warning", english=True),
+    Rule("code-spans", translation.code_spans),
+    Rule("formulas", translation.formulas),
+    Rule("links", translation.links),
+    Rule("footnotes", translation.footnotes),
+    Rule("numbers", translation.numbers, english=True),
+    Rule("blanks", translation.blanks),
+    Rule("emphasis", translation.emphasis),
+    Rule("structure", translation.structure),
+    Rule("stray-marker", translation.stray_markers),
+    Rule("empty-parentheses", translation.empty_parentheses),
+    Rule("adjacent-spans", translation.adjacent_spans),
+    Rule("term", style.term),
+    Rule("never", style.never),
+    Rule("english", style.english, _CJK, english=True),
+    Rule("please", style.please, _CJK),
+    Rule("kana", style.kana, ("zh",)),
+    Rule("unsimplified", style.unsimplified, ("zh",)),
+    Rule("simplified", style.simplified, ("ja",)),
+    Rule("long-vowel", style.long_vowels, ("ja",)),
+    Rule("spacing", style.spacing, _CJK),
+    Rule("punctuation", style.punctuation, _CJK),
+    Rule("negation", style.negation, _CJK, "warning", english=True),
 )
 FIRST_USE = "first-use"
 ALLOW = "allow"
@@ -110,7 +110,7 @@ def lint_catalog(catalog: Catalog, glossary: Glossary) -> tuple[Finding, ...]:
     findings: list[Finding] = []
     for entry, one in zip(entries, pairs, strict=True):
         findings += _overruled(entry, _check(entry, one, english))
-    for index, sentence in language.first_uses(pairs):
+    for index, sentence in style.first_uses(pairs):
         if FIRST_USE not in _allowed(entries[index]):
             entry = entries[index]
             findings.append(Finding(entry.path, entry.line, FIRST_USE, sentence, "warning"))

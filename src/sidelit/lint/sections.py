@@ -16,7 +16,7 @@ from markdown_it.token import Token
 
 from sidelit.config.config import Strictness
 from sidelit.ids import matching
-from sidelit.lint.unit import words_of
+from sidelit.lint.translation import words_of
 from sidelit.source import syntax
 from sidelit.text import markup
 

@@ -173,8 +173,8 @@ _BUILT_IN = frozenset(name for name in dir(builtins) if not name.startswith("_")
 class Library:
     """All modules of a project, as one of its files sees them."""
 
-    def __init__(self, shelf: ProjectFiles) -> None:
-        self.files = shelf
+    def __init__(self, files: ProjectFiles) -> None:
+        self.files = files
         self._asked: set[tuple[str, str]] = set()
         self._members: dict[tuple[str, str], Meaning | None] = {}
 

@@ -232,17 +232,17 @@ class Names:
         self._written = tuple(written)
         self._most = most
         self._begin()
-        self.paths = {each.module: each.path for each in self.shelf.written.values()}
+        self.paths = {each.module: each.path for each in self.files.written.values()}
         self._modules = {path: module for module, path in self.paths.items()}
 
     def _begin(self) -> None:
-        self.shelf = ProjectFiles(self._written)
+        self.files = ProjectFiles(self._written)
         self._ask()
 
     def _ask(self) -> None:
         """Forget what was found out for another file, and whom it was asked of."""
-        self.shelf.asked.clear()
-        self.library = Library(self.shelf)
+        self.files.asked.clear()
+        self.library = Library(self.files)
         self.values = Values(self.library)
 
     def __enter__(self) -> Names:
@@ -253,7 +253,7 @@ class Names:
 
     def _put_away(self) -> None:
         # Scopes know each other, so they are garbage that only the collector finds.
-        if self.shelf.size:
+        if self.files.size:
             self._begin()
             gc.collect()
 
@@ -263,19 +263,19 @@ class Names:
 
     def of(self, path: str) -> Found:
         """The links of a file, and what others need to find the line of a name of it."""
-        if self.shelf.size > self._most:
+        if self.files.size > self._most:
             self._put_away()
         if path not in self._modules:
             return Found()
         self._ask()
         found: dict[int, dict[int, Link]] = {}
-        with self.shelf.whole(self._modules[path]) as file:
+        with self.files.whole(self._modules[path]) as file:
             if file is None:
                 return Found()
             for line, link in self._all(file):
                 found.setdefault(line, {})[link.start] = link
         links = {line: tuple(row[start] for start in sorted(row)) for line, row in sorted(found.items())}
-        return Found(links, file.survey.lines, frozenset(self.shelf.asked))
+        return Found(links, file.survey.lines, frozenset(self.files.asked))
 
     def _all(self, file: File) -> Iterator[tuple[int, Link]]:
         for node, scope in file.survey.uses:
@@ -334,7 +334,7 @@ class Names:
 
     def _target(self, meaning: Meaning | None) -> Definition | str | None:
         if isinstance(meaning, str):
-            if meaning in self.shelf:
+            if meaning in self.files:
                 return Definition(self.paths[meaning], "module", "")
             return None if self.library.inside(meaning) else meaning
         if meaning is None or meaning.kind == "import" or _is_receiver(meaning):

@@ -21,6 +21,7 @@ from sidelit.errors import SidelitError
 from sidelit.files import assets
 from sidelit.labs import cells
 from sidelit.site import content, links, metadata, model, navigation, page_kinds, page_renderer
+from sidelit.site.backlinks import Proved
 from sidelit.site.context import BuildContext
 from sidelit.site.edition import Edition, Page
 from sidelit.site.links import fragment
@@ -29,7 +30,6 @@ from sidelit.site.model import LessonHead, Link
 from sidelit.site.navigation import Navigation
 from sidelit.site.page_renderer import PageRenderer
 from sidelit.site.search import index
-from sidelit.site.usage import Proved
 from sidelit.symbols import marking
 from sidelit.symbols.marking import Marker
 from sidelit.text import directives, prose

@@ -29,14 +29,14 @@ from sidelit.figures.drawing import Drawing, Gallery
 from sidelit.figures.words import Said
 from sidelit.files.assets import BUNDLES
 from sidelit.site import links, metadata, pictures
+from sidelit.site.backlinks import Backlinks, Proved
 from sidelit.site.content import Text
 from sidelit.site.edition import Edition, Page
 from sidelit.site.identifiers import NOBODY, Identifiers
 from sidelit.site.links import Index
-from sidelit.site.listing import Table, Use
+from sidelit.site.listing import DataTable, Use
 from sidelit.site.model import View
 from sidelit.site.pictures import Pictures
-from sidelit.site.usage import Backlinks, Proved
 from sidelit.symbols import marking
 from sidelit.symbols.marking import Marker, Meaning, Notation
 from sidelit.text import columns
@@ -127,7 +127,7 @@ class BuildContext:
     glossary: Glossary = field(default_factory=Glossary)
     uses: Mapping[str, tuple[Use, ...]] = field(default_factory=dict, metadata=_noted)
     """Where each term of the glossary is used, by its name."""
-    tables: Mapping[str, Table] = field(default_factory=dict)
+    tables: Mapping[str, DataTable] = field(default_factory=dict)
     """What pages show that is made from data, by the names of their kinds."""
     proved: Mapping[Proof, Proved] = field(default_factory=dict)
     """Where each test that a chapter names stands in its file, and what it states."""
@@ -143,7 +143,7 @@ class BuildContext:
     figures: Gallery = field(default_factory=Gallery, metadata=_noted)
     cited: metadata.Project | None = None
     """What a citation names; `None` for files that are printed without their project."""
-    shelf: Catalogs | None = field(default=None, metadata=_noted)
+    catalogs: Catalogs | None = field(default=None, metadata=_noted)
     """The catalogues."""
     theme: Theme = field(default_factory=Theme)
     """The templates and the assets."""

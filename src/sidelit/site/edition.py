@@ -138,14 +138,14 @@ class Edition:
         return page.label, page.label_lang
 
 
-def edition(config: Config, texts: Sequence[Text], shelf: catalog.Catalogs, lang: str) -> Edition:
+def edition(config: Config, texts: Sequence[Text], catalogs: catalog.Catalogs, lang: str) -> Edition:
     """Put every page of the site into one language."""
-    book = shelf.translation(SITE, lang)
+    book = catalogs.translation(SITE, lang)
     parts = tuple(_label(part.label, book, "nav") for part in config.parts)
     questions = tuple(_label(part.question, book, "nav") for part in config.parts)
     tagline, _ = _label(config.tagline, book, "site")
     licence_note, _ = _label(config.licence_note, book, "site")
-    pages = {text.item.output: page(text, shelf.translation(text.item.name, lang), lang) for text in texts}
+    pages = {text.item.output: page(text, catalogs.translation(text.item.name, lang), lang) for text in texts}
     courses = tuple(_label(course.label, book, "nav") for course in config.courses)
     groups = {group: _label(group, book, "nav") for group in config.groups}
     back = _label(config.back_label, book, "nav")
@@ -153,10 +153,10 @@ def edition(config: Config, texts: Sequence[Text], shelf: catalog.Catalogs, lang
     return Edition(lang, noted, parts, tagline, licence_note, courses, questions, groups, back)
 
 
-def ahead(config: Config, texts: Sequence[Text], shelf: catalog.Catalogs) -> Iterator[Task[None]]:
+def ahead(config: Config, texts: Sequence[Text], catalogs: catalog.Catalogs) -> Iterator[Task[None]]:
     """What `edition` does for each text, in all languages."""
     for text in texts:
-        books = {lang: shelf.translation(text.item.name, lang) for lang in config.languages}
+        books = {lang: catalogs.translation(text.item.name, lang) for lang in config.languages}
         key = tuple(_digest(text, book) for book in books.values())
         yield Task("pages of a text", key if all(key) else "", partial(_pages, text, books))
 

@@ -16,7 +16,7 @@ from sidelit.config.config import Config
 from sidelit.errors import Collector, SidelitError
 from sidelit.lint import lint, sections
 from sidelit.lint.lint import Finding
-from sidelit.site import content, site, usage
+from sidelit.site import backlinks, content, site
 from sidelit.source import source
 from sidelit.source.decoding import read_source
 from sidelit.source.syntax import Misread
@@ -35,7 +35,7 @@ def findings(config: Config) -> tuple[Finding, ...]:
     config, unread = site.readable(config)
     notes = Collector()
     written = site.texts(config, notes)
-    books = site.shelf(config, written)
+    books = site.catalogs(config, written)
     words = config.folder / "glossary.toml"
     terms = glossary.read(words, config.shown(words), config.languages)
     found: list[Finding] = []
@@ -48,11 +48,11 @@ def findings(config: Config) -> tuple[Finding, ...]:
     # Of formulas that Python misreads, each docstring is told already.
     odd = (error for error in notes.errors if not isinstance(error, Misread))
     found += (replace(lint.refused(error, "source"), severity=severity) for error in (*unread, *odd))
-    for book in books.catalogs.values():
+    for book in books.by_page.values():
         found += lint.lint_catalog(book, terms)
     found += (lint.refused(error, "directive") for error in site.mistakes(site.book(config, written)))
     found += _chosen(config, written)
-    usage.proofs(config, lambda error: found.append(lint.refused(error, "proves")))
+    backlinks.proofs(config, lambda error: found.append(lint.refused(error, "proves")))
     return tuple(found)
 
 

@@ -28,9 +28,9 @@ from sidelit.site.content import Piece, Text
 from sidelit.site.edition import Edition, Page
 from sidelit.site.links import fragment
 from sidelit.site.model import Link, TocEntry
-from sidelit.site.search.places import TERM, WORK, Place
+from sidelit.site.search.places import TERM, WORK, SearchPlace
 from sidelit.text import markup
-from sidelit.text.everyday import CJK
+from sidelit.text.inline_syntax import CJK
 
 # ## Where the terms of the glossary are used
 #
@@ -142,7 +142,7 @@ class Around:
 
 
 @dataclass(frozen=True)
-class Table:
+class DataTable:
     """What a page shows that is made from data: a record of it, whose digest stands for it in the cache.
 
     This one is empty, for a kind of page that has nothing but a template of its own.
@@ -156,7 +156,7 @@ class Table:
         """What the template prints, a record a row."""
         return ()
 
-    def places(self, shown: Page) -> Iterable[Place]:
+    def places(self, shown: Page) -> Iterable[SearchPlace]:
         """What a search can find in it."""
         return ()
 
@@ -198,7 +198,7 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms(Table):
+class Terms(DataTable):
     """The glossary in the languages of a site; `shown` is what messages call its file."""
 
     glossary: Glossary
@@ -225,12 +225,12 @@ class Terms(Table):
                 uses=tuple(_used(around.uses.get(term.name, ()), around)),
             )
 
-    def places(self, shown: Page) -> Iterator[Place]:
+    def places(self, shown: Page) -> Iterator[SearchPlace]:
         """The terms by their names in all languages."""
         for term in self.glossary.terms:
             names = dict.fromkeys((term.text.get(shown.lang, term.name), term.name, *term.text.values()))
             meaning = (term.meaning or {}).get(shown.lang, "") or (term.note or {}).get(shown.lang, "")
-            yield Place(term_id(term), " · ".join(names), TERM, meaning.replace("`", ""))
+            yield SearchPlace(term_id(term), " · ".join(names), TERM, meaning.replace("`", ""))
 
 
 def terms(config: Config, glossary: Glossary) -> Terms:
@@ -281,7 +281,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Works(Table):
+class Works(DataTable):
     """The works of the bibliography, in the order of the page."""
 
     works: tuple[Work, ...] = ()
@@ -299,11 +299,11 @@ class Works(Table):
                     used.setdefault(key, []).append(Link(page.label, around.to(output), lang=page.label_lang))
         return (replace(work, used=tuple(used.get(_key(work.id), ()))) for work in self.works)
 
-    def places(self, shown: Page) -> Iterator[Place]:
+    def places(self, shown: Page) -> Iterator[SearchPlace]:
         """The works by their titles."""
         for work in self.works:
             said = f"{work.authors} {work.year} {work.where} {work.note}"
-            yield Place(work.id, work.title, WORK, " ".join(said.split()))
+            yield SearchPlace(work.id, work.title, WORK, " ".join(said.split()))
 
 
 def works(config: Config) -> Works:
@@ -414,7 +414,7 @@ def index(
     config: Config,
     written: Sequence[content.Text],
     leads: links.Leads,
-    tables: Mapping[str, Table],
+    tables: Mapping[str, DataTable],
 ) -> links.Index:
     """Collect every page with its ids, every work and every file beside the pages."""
     made = {name: tuple(table.ids()) for name, table in tables.items()}

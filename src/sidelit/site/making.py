@@ -19,7 +19,7 @@ from sidelit.files import assets
 from sidelit.files.atomic import Output
 from sidelit.site import assemble, context, listing, static
 from sidelit.site.context import NOTED, BuildContext
-from sidelit.site.directives.kind import Book
+from sidelit.site.directives.kind import ProjectIndex
 from sidelit.site.directives.stepper import page_of
 from sidelit.site.edition import Page
 from sidelit.site.navigation import Navigation
@@ -54,7 +54,7 @@ def inputs(build: BuildContext, graph: Graph) -> str:
 
     def stands(stepper: str) -> str:
         try:
-            found = page_of(stepper, Book(build.config, index, texts))
+            found = page_of(stepper, ProjectIndex(build.config, index, texts))
         except SidelitError:
             return ""  # A directive that nobody can read is told where it stands.
         return store.digest(found and found.item.output)
@@ -97,7 +97,7 @@ def inputs(build: BuildContext, graph: Graph) -> str:
     there = [(each.source, each.name, each.output) for each in index.targets.values()]
     # What is on no page of its own, such as the words of a figure, may borrow a translation from any page.
     pages = {text.item.name for text in texts.values()}
-    catalogs = build.shelf.catalogs.items() if build.shelf else ()
+    catalogs = build.catalogs.by_page.items() if build.catalogs else ()
     words = [(name, lang, book.digest) for (name, lang), book in catalogs if name not in pages]
     templates = store.of_folder(assets.templates_folder())
     return store.digest(templates, shared, there, list(build.leads), index.works, words, _data(build))
@@ -130,7 +130,7 @@ def _data(build: BuildContext) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class PageJob:
     """A page to make, and its place in the site."""
 
     name: str
@@ -143,7 +143,7 @@ class Order:
         return (self.name, static.address(self.name)) if has_cards else (self.name,)
 
 
-def clashes(orders: Iterable[Order]) -> Iterator[SidelitError]:
+def clashes(orders: Iterable[PageJob]) -> Iterator[SidelitError]:
     """The pages of which a disk or an archive keeps one alone where capitals do not count."""
     taken: dict[str, str] = {}
     for order in orders:
@@ -155,7 +155,7 @@ def clashes(orders: Iterable[Order]) -> Iterator[SidelitError]:
 
 def write(
     build: BuildContext,
-    orders: Sequence[Sequence[Order]],
+    orders: Sequence[Sequence[PageJob]],
     out: Output,
     jobs: int | None = None,
     graph: Graph | None = None,
@@ -171,7 +171,7 @@ def write(
     graph = graph or Graph()
     shared = inputs(build, graph)
 
-    def make(group: Sequence[Order]) -> list[list[SidelitError]]:
+    def make(group: Sequence[PageJob]) -> list[list[SidelitError]]:
         return [_written(build, order, out, graph, shared, filled, ahead) for order in group]
 
     build.figures.ahead(jobs)
@@ -187,7 +187,7 @@ def write(
 
 def _written(
     build: BuildContext,
-    order: Order,
+    order: PageJob,
     out: Output,
     graph: Graph,
     shared: str,

@@ -10,7 +10,7 @@ where a table of data follows the words of the page:
     append = "glossary"
 
 Such data is read once a build, and not at all where no page shows it. The rows of the table, the ids that
-links to them end in and what a search finds in them are methods of its [class](listing.py#Table).
+links to them end in and what a search finds in them are methods of its [class](listing.py#DataTable).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from sidelit.config.config import Config
 from sidelit.config.glossary import Glossary
 from sidelit.config.prose import Prose
 from sidelit.errors import SidelitError
-from sidelit.site import commands, listing
+from sidelit.site import cli_reference, listing
 from sidelit.site.directives.kind import nearest
-from sidelit.site.listing import Table
+from sidelit.site.listing import DataTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class PageKind:
     """
 
     name: str
-    table: Callable[[Config, Glossary], Table] | None = None
+    table: Callable[[Config, Glossary], DataTable] | None = None
     resource: str = "text"
     in_blocks: bool = False
     directives: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ KINDS = {
         PageKind("prose", in_blocks=True),
         PageKind("glossary", listing.terms),
         PageKind("bibliography", lambda config, _: listing.works(config)),
-        PageKind("commands", lambda config, _: commands.programs(config)),
+        PageKind("commands", lambda config, _: cli_reference.programs(config)),
         # What the press adds: the index of printed files, the list of all pages, a page at an old address.
         PageKind("listing", listed=False),
         PageKind("contents", cited=False),
@@ -77,7 +77,7 @@ def of(item: Chapter | Prose) -> PageKind:
     return KINDS[item.kind]
 
 
-def tables(config: Config, terms: Glossary) -> Mapping[str, Table]:
+def tables(config: Config, terms: Glossary) -> Mapping[str, DataTable]:
     """The tables that pages of the site show, by the names of their kinds.
 
     :raises SidelitError: if `append` names none, or the data of one is wrong

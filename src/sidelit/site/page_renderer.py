@@ -25,14 +25,14 @@ from sidelit.files import assets
 from sidelit.labs import outputs
 from sidelit.labs.outputs import Run
 from sidelit.site import context, model, navigation
+from sidelit.site.backlinks import Proved, Test, Usage
 from sidelit.site.content import Piece, Text
 from sidelit.site.context import BuildContext, ImageResolver, Symbols, Watched
 from sidelit.site.directives import registry
-from sidelit.site.directives.kind import Book
+from sidelit.site.directives.kind import ProjectIndex
 from sidelit.site.edition import Page, Words
 from sidelit.site.links import Target, fragment
 from sidelit.site.model import CodeLine, Imports, Link, NavGroup, UsageView, code_line
-from sidelit.site.usage import Proved, Test, Usage
 from sidelit.text import code, columns, inlines, markup, prose
 from sidelit.text.directives import Directive
 
@@ -67,15 +67,15 @@ def _height(html: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class DirectiveContext:
+class PageDirectiveContext:
     """Where a directive is drawn; `printed` prints the words in it."""
 
     renderer: PageRenderer
     printed: Callable[[Sequence[Token]], str]
 
     @property
-    def book(self) -> Book:
-        return Book(self.renderer.config, self.renderer.build.index, self.renderer.build.texts)
+    def book(self) -> ProjectIndex:
+        return ProjectIndex(self.renderer.config, self.renderer.build.index, self.renderer.build.texts)
 
     def words(self, tokens: Sequence[Token]) -> Markup:
         return Markup(self.printed(tokens))
@@ -328,7 +328,7 @@ class PageRenderer:
         """A sentence of what a reader can move, in the language of this page, its blanks filled."""
         tokens, lang = script.said[context], self.shown.lang
         state = "current"
-        book = self.build.shelf.translation(script.page, lang) if self.build.shelf else None
+        book = self.build.catalogs.translation(script.page, lang) if self.build.catalogs else None
         if book is not None:
             found = catalog.translate(tokens, book, context)
             tokens, state = found.tokens, found.state
@@ -379,7 +379,7 @@ class PageRenderer:
 
     def _directive(self, given: Directive, words: Callable[[Sequence[Token]], str]) -> str:
         try:
-            return registry.html(given, DirectiveContext(self, words))
+            return registry.html(given, PageDirectiveContext(self, words))
         except SidelitError as error:
             self.build.report(error)
             return ""

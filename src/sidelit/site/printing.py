@@ -359,7 +359,7 @@ def _pages(
     static |= {f"assets/{name}": content for name, content in assets.served(build.theme.assets).items()}
     if made.front:
         static[f"{navigation.FOLDER}{job.lang}.js"] = navigation.script(made, build.editions[job.lang])
-    orders = [making.Order(*each) for each in build.editions[job.lang].pages.items()]
+    orders = [making.PageJob(*each) for each in build.editions[job.lang].pages.items()]
     for error in making.clashes(orders):
         build.report(error)
     material = search.Material(made, build.editions)
@@ -380,14 +380,14 @@ def _edition(
     """Translate what has a catalogue; the rest is taken to be in the page's language already."""
     pages = {}
     for text in written:
-        shelf = names.get(text.item.output)
-        if shelf is None:
+        translations = names.get(text.item.output)
+        if translations is None:
             pages[text.item.output] = edition.page(text, None, job.lang)
             continue
-        units = sync.PageUnits(shelf.name, content.page_units(text).sections, shelf.former)
-        codes = tuple({job.lang, *(path.name for path in shelf.folder.glob("*") if path.is_dir())})
-        books = catalog.load((units,), shelf.folder, codes, shelf.tag)
-        book = books.translation(shelf.name, job.lang)
+        units = sync.PageUnits(translations.name, content.page_units(text).sections, translations.former)
+        codes = tuple({job.lang, *(path.name for path in translations.folder.glob("*") if path.is_dir())})
+        books = catalog.load((units,), translations.folder, codes, translations.tag)
+        book = books.translation(translations.name, job.lang)
         pages[text.item.output] = edition.page(text, book, job.lang)
     unnamed = (("", None),)
     return edition.Edition(job.lang, pages, unnamed, "", "", unnamed * len(made.courses))

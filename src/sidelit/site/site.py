@@ -36,6 +36,7 @@ from sidelit.ids.anchors import Anchor
 from sidelit.site import (
     anchoring,
     assemble,
+    backlinks,
     content,
     edition,
     identifiers,
@@ -47,15 +48,14 @@ from sidelit.site import (
     page_kinds,
     pictures,
     static,
-    usage,
 )
+from sidelit.site.backlinks import Backlinks
 from sidelit.site.context import BuildContext, Notations
 from sidelit.site.directives import registry
-from sidelit.site.directives.kind import Book
-from sidelit.site.listing import Table
+from sidelit.site.directives.kind import ProjectIndex
+from sidelit.site.listing import DataTable
 from sidelit.site.search import index as search
 from sidelit.site.search import synonyms
-from sidelit.site.usage import Backlinks
 from sidelit.source import source
 from sidelit.text.math import Typesetter
 
@@ -116,7 +116,7 @@ def _reading(config: Config, graph: Graph) -> Iterator[Task[Any]]:
             yield anchoring.document_read(config, chapter.source)
     for path in dict.fromkeys(proof.path for chapter in config.chapters for proof in chapter.proves):
         with suppress(SidelitError):
-            yield usage.tests_read(config, path)
+            yield backlinks.tests_read(config, path)
     for lang in config.languages[1:]:
         yield from catalog.files_read(config.folder / "locale", lang)
 
@@ -142,7 +142,7 @@ def _asked(place: tuple[Chapter, source.Document, Sequence[Anchor], int], graph:
     listing.keys(text)
 
 
-def shelf(
+def catalogs(
     config: Config,
     written: Sequence[content.Text],
     graph: Graph | None = None,
@@ -170,7 +170,7 @@ def write_whole(
     graph = Graph(store)
     written = texts(config, notes, graph, jobs)
     drawn = figure.read_all(config)
-    books = shelf(config, written, graph, drawn)
+    books = catalogs(config, written, graph, drawn)
     terms, tables = _data(config)
     graph.ahead([*edition.ahead(config, written, books), *listing.ahead(terms, written)], jobs)
     editions = {lang: edition.edition(config, written, books, lang) for lang in config.languages}
@@ -178,10 +178,10 @@ def write_whole(
     gathered = Collector()
     state = origin.origin(config)
     project = metadata.Project(config, state.blank, citing.read(config), metadata.releases(config))
-    tests = usage.texts(config, graph)
+    tests = backlinks.texts(config, graph)
     names = identifiers.identifiers(config, written, jobs, tests)
-    graph.ahead(usage.ahead(config, names, written, tests), jobs)
-    uses_of = usage.used_in(names, written)
+    graph.ahead(backlinks.ahead(config, names, written, tests), jobs)
+    uses_of = backlinks.used_in(names, written)
     uses_in = listing.uses(terms, written)
     build = BuildContext(
         config=config,
@@ -190,7 +190,7 @@ def write_whole(
         leads=leads,
         texts=Noted({text.item.source: text for text in written}, content.READ),
         names=names,
-        backlinks=Backlinks(uses_of, usage.tested_by(config, names, tests, uses_of)),
+        backlinks=Backlinks(uses_of, backlinks.tested_by(config, names, tests, uses_of)),
         notations=Notations(written),
         math=Typesetter(store=store, macros=config.macros),
         origin=project.origin,
@@ -198,16 +198,16 @@ def write_whole(
         glossary=terms,
         uses=Noted(uses_in, listing.USES),
         figures=drawing.gallery(config, drawn, books, graph),
-        shelf=books,
+        catalogs=books,
         tables=tables,
-        proved=usage.proofs(config, gathered.add, graph),
+        proved=backlinks.proofs(config, gathered.add, graph),
         theme=themes.theme(config),
         pictures=pictures.pictures(config, written),
         lenient=notes is not None,
         report=(notes or gathered).add,
     )
     # A page tells its first mistake only; of its directives all are told.
-    for error in mistakes(Book(config, build.index, {text.item.source: text for text in written})):
+    for error in mistakes(ProjectIndex(config, build.index, {text.item.source: text for text in written})):
         gathered.add(error)
     found = {
         **static.public_files(build, project),
@@ -236,9 +236,9 @@ def write_whole(
     return tuple(sorted([*made, *parts, *pages]))
 
 
-def _orders(build: BuildContext, written: Sequence[content.Text]) -> list[list[making.Order]]:
+def _orders(build: BuildContext, written: Sequence[content.Text]) -> list[list[making.PageJob]]:
     """Every page in every language, and what forwards at old addresses."""
-    found: dict[str, list[making.Order]] = {}
+    found: dict[str, list[making.PageJob]] = {}
     forwards = links.forwards(build.leads, written)
     for lang, each in build.editions.items():
         pages = dict(each.pages)
@@ -248,21 +248,21 @@ def _orders(build: BuildContext, written: Sequence[content.Text]) -> list[list[m
             pages[address] = links.page(address, each.pages[build.leads[address][""].output])
         for output, shown in pages.items():
             name = navigation.address(build.config, output, lang)
-            found.setdefault(output, []).append(making.Order(name, shown))
+            found.setdefault(output, []).append(making.PageJob(name, shown))
     return list(found.values())
 
 
-def mistakes(named: Book) -> Iterator[SidelitError]:
+def mistakes(named: ProjectIndex) -> Iterator[SidelitError]:
     """What the pages ask of each other and is not there, as far as no language is needed to see it."""
     yield from links.astray(named.config, named.texts)
     for text in named.texts.values():
         yield from registry.mistakes(text, named)
 
 
-def book(config: Config, written: Sequence[content.Text]) -> Book:
+def book(config: Config, written: Sequence[content.Text]) -> ProjectIndex:
     """All that a directive may name."""
     known = listing.index(config, written, links.leads(written), _data(config)[1])
-    return Book(config, known, {text.item.source: text for text in written})
+    return ProjectIndex(config, known, {text.item.source: text for text in written})
 
 
 def watched(path: Path) -> tuple[Path, ...]:
@@ -272,13 +272,15 @@ def watched(path: Path) -> tuple[Path, ...]:
     """
     try:
         made = load(path)
-        sources = tuple(made.project / chapter.source for chapter in made.chapters) + usage.test_files(made)
+        sources = tuple(made.project / chapter.source for chapter in made.chapters) + backlinks.test_files(
+            made
+        )
     except SidelitError:
         sources = ()
     return (path.parent, assets.templates_folder(), *sources)
 
 
-def _data(config: Config) -> tuple[glossary.Glossary, Mapping[str, Table]]:
+def _data(config: Config) -> tuple[glossary.Glossary, Mapping[str, DataTable]]:
     words = config.folder / "glossary.toml"
     terms = glossary.read(words, config.shown(words), config.languages)
     return terms, page_kinds.tables(config, terms)

@@ -22,7 +22,7 @@ from sidelit.errors import SidelitError
 from sidelit.text import markup
 from sidelit.text.code import printable
 from sidelit.text.directives import Directive
-from sidelit.text.everyday import is_cjk
+from sidelit.text.inline_syntax import is_cjk
 
 # ## Slots and the sieve
 #

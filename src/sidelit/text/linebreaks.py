@@ -13,7 +13,7 @@ from functools import lru_cache
 from html import unescape
 from itertools import accumulate, pairwise
 
-from sidelit.text.everyday import CJK, is_cjk
+from sidelit.text.inline_syntax import CJK, is_cjk
 
 # ## Code in a line
 #

@@ -28,9 +28,9 @@ from mdit_py_plugins.dollarmath.index import math_block_dollar, math_inline_doll
 from mdit_py_plugins.field_list import fieldlist_plugin
 from mdit_py_plugins.footnote import footnote_plugin
 
-from sidelit.text import everyday
+from sidelit.text import inline_syntax
 from sidelit.text.directives import rule as directive
-from sidelit.text.everyday import is_cjk
+from sidelit.text.inline_syntax import is_cjk
 
 # ## Formulas among words
 #
@@ -194,7 +194,7 @@ def _end(state: StateBlock, name: str, start: int, end: int, closes: Callable[[s
     if start < unclosed.get(name, -1):
         return -1
     last = start
-    for last in everyday.rows_below(state, start, end):
+    for last in inline_syntax.rows_below(state, start, end):
         if closes(source_line(state, last)):
             return last
     # What is never closed is text.
@@ -235,7 +235,7 @@ def configured(*, directives: bool = False) -> MarkdownIt:
         md.block.ruler.before("blockquote", "anchor", _anchors, _INTERRUPTS)
         md.inline.ruler.before("autolink", "anchor", _anchor)
     # A name for a place is found before the tag that it stands in.
-    md.use(everyday.plugin)
+    md.use(inline_syntax.plugin)
     _count_lines(md)
     return md
 

@@ -101,21 +101,21 @@ class Project:
         assert text.count(old) == 1
         self.po.write_text(text.replace(old, new), encoding="utf-8")
 
-    def shelf(self) -> catalog.Catalogs:
+    def catalogs(self) -> catalog.Catalogs:
         return catalog.load(self.pages(), self.locale, ["ja"])
 
     def states(self) -> dict[tuple[str, str], str]:
-        found = self.shelf().catalog("book/layer", "ja")
+        found = self.catalogs().catalog("book/layer", "ja")
         return {key: found.state(key) for key in found.digests}
 
     def shown(self) -> list[str]:
         """What a reader of the Japanese page sees, sentence by sentence."""
-        found = self.shelf().catalog("book/layer", "ja")
+        found = self.catalogs().catalog("book/layer", "ja")
         done = [catalog.translate(tokens, found, context, code) for context, tokens, code in self.sections()]
         return [token.content for part in done for token in part.tokens if token.type == "inline"]
 
     def status(self) -> catalog.Row:
-        (row,) = catalog.status(self.shelf())
+        (row,) = catalog.status(self.catalogs())
         return row
 
 
@@ -393,7 +393,7 @@ def test_what_stays_english_says_so_in_the_page(project: Project) -> None:
 
 
 def test_a_translation_knows_its_line_in_the_catalogue(project: Project) -> None:
-    found = project.shelf().catalog("book/layer", "ja")
+    found = project.catalogs().catalog("book/layer", "ja")
     lines = project.po.read_text(encoding="utf-8").split("\n")
     for context, tokens, code in project.sections():
         for token in catalog.translate(tokens, found, context, code).tokens:
@@ -486,7 +486,7 @@ def test_what_is_left_to_do_is_listed_with_its_place(project: Project) -> None:
     )
     project.sync()
     lines = project.po.read_text(encoding="utf-8").split("\n")
-    found = list(catalog.pending(project.shelf()))
+    found = list(catalog.pending(project.catalogs()))
     assert [(each.state, each.context, each.msgid) for each in found] == [
         ("recheck", *WAIT),
         ("stale", "Layer.free", "Give all memory back."),
@@ -542,7 +542,7 @@ def test_a_malformed_catalogue_is_refused_with_its_line(
 ) -> None:
     project.edit(old, new)
     before = project.po.read_bytes()
-    for use in (project.shelf, project.sync):
+    for use in (project.catalogs, project.sync):
         with pytest.raises(SidelitError) as caught:
             use()
         assert str(caught.value).startswith("site/locale/ja/book/layer.po:")
@@ -554,7 +554,7 @@ def test_a_malformed_catalogue_is_refused_with_its_line(
 def test_a_catalogue_that_is_not_utf8_is_refused(project: Project) -> None:
     project.po.write_bytes(project.po.read_bytes().replace("訳：Layers".encode(), "訳".encode("shift_jis")))
     with pytest.raises(SidelitError, match=r"^site/locale/ja/book/layer\.po:12: this is not UTF-8; save"):
-        project.shelf()
+        project.catalogs()
 
 
 @pytest.mark.full
@@ -570,7 +570,7 @@ def test_a_catalogue_may_begin_with_a_byte_order_mark(sample: Path) -> None:
 def test_a_folder_of_an_unknown_language_is_refused(project: Project) -> None:
     (project.locale / "fr").mkdir()
     with pytest.raises(SidelitError, match=r"^site/locale/fr: the site has no language 'fr' \(.*ja\); name"):
-        project.shelf()
+        project.catalogs()
 
 
 def test_remarks_of_translators_and_other_tools_stay(project: Project) -> None:
@@ -658,9 +658,9 @@ def test_no_text_is_lost_nor_shown_for_another_sentence(
             written |= fill(path, text, chosen)
         kept = "".join(path.read_text(encoding="utf-8") for path in locale.rglob("*.po"))
         assert all(f'msgstr "{text}"' in kept for text in written)
-        shelf = catalog.load(book, locale, ["ja"])
+        catalogs = catalog.load(book, locale, ["ja"])
         for page in book:
-            found = shelf.catalog(page.name, "ja")
+            found = catalogs.catalog(page.name, "ja")
             for part in page.sections:
                 for msgid in part.msgids:
                     shown = catalog.text(msgid, found, part.context, part.code_digest)

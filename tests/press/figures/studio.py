@@ -69,5 +69,5 @@ def draw(project: Path, lang: str = "en") -> Drawing:
     """Draw the figure `bars` of a project in one language."""
     made = config.load(project / "site" / "sidelit.toml")
     figures = figure.read_all(made)
-    shelf = catalog.load([each.units() for each in figures], made.folder / "locale", made.languages[1:])
-    return drawing.gallery(made, figures, shelf).draw("bars", lang)
+    catalogs = catalog.load([each.units() for each in figures], made.folder / "locale", made.languages[1:])
+    return drawing.gallery(made, figures, catalogs).draw("bars", lang)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from press.project import SAMPLE, edit, sidelit
-from sidelit.config.config import USUAL, Strictness, Word, read_strictness
+from sidelit.config.config import DEFAULT_SEVERITIES, Strictness, Word, read_strictness
 from sidelit.config.toml import Table
 from sidelit.errors import SidelitError
 from sidelit.lint import sections
@@ -23,7 +23,7 @@ ASKED = Strictness(lines=3, forbidden=(Word(re.compile("utili[sz]e", re.IGNORECA
 def found(rule: str, text: str, code: str = "", *, id: str = "f", definition: bool = False) -> list[int]:
     tokens = markup.parse(text, path="x.py", first_line=7)
     one = sections.Section("x.py", id, 5, False, tokens, tuple(code.split("\n")), definition)
-    asked = replace(ASKED, severities={**dict.fromkeys(USUAL, "off"), rule: "error"})
+    asked = replace(ASKED, severities={**dict.fromkeys(DEFAULT_SEVERITIES, "off"), rule: "error"})
     told = list(sections.lint(one, asked, is_english=True))
     assert {name for name, _, _ in told} <= {rule}
     return [line for _, line, _ in told]
@@ -108,7 +108,7 @@ def test_what_helps_against_such_an_id(id: str, advice: str) -> None:
 
 def test_every_rule_has_a_case_that_fails_and_one_that_passes() -> None:
     rules = {*sections.ANY, *sections.ENGLISH}
-    assert rules <= set(USUAL)
+    assert rules <= set(DEFAULT_SEVERITIES)
     assert {rule for rule, _, _, lines in CASES if lines} == rules - {"hash-id"}
     assert {rule for rule, _, _, lines in CASES if not lines} == rules - {"hash-id"}
 

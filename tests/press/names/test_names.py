@@ -43,7 +43,7 @@ def said(names: Names, to: Definition | str, path: str) -> str:
 def test_a_link_leads_where_the_comment_says(case: Path) -> None:
     names = read(case.read_text("utf-8"))
     wrong, asked = [], 0
-    for each in names.shelf.written.values():
+    for each in names.files.written.values():
         path, links = each.path, names.links(each.path)
         for number, line in enumerate(str(each.text).split("\n"), 1):
             wanted = line.partition("#>")[2]

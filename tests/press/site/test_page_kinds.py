@@ -12,10 +12,10 @@ from press.project import edit, sidelit
 from sidelit.files import assets
 from sidelit.site import page_kinds
 from sidelit.site.edition import Page
-from sidelit.site.listing import Around, Table
+from sidelit.site.listing import Around, DataTable
 from sidelit.site.model import TocEntry
 from sidelit.site.page_kinds import PageKind
-from sidelit.site.search.places import WORDS, Place
+from sidelit.site.search.places import WORDS, SearchPlace
 
 TOML = "site/sidelit.toml"
 BACK = '[[back]]\nsource = "fruit.md"\nappend = "fruit"\n\n[[back]]\nsource = "glossary.md"'
@@ -27,7 +27,7 @@ TEMPLATE = """{% extends "press/prose.html" %}
 
 
 @dataclass(frozen=True)
-class Fruit(Table):
+class Fruit(DataTable):
     """A table that the press does not have."""
 
     names: tuple[str, ...] = ("fig", "medlar")
@@ -38,8 +38,8 @@ class Fruit(Table):
     def entries(self, around: Around) -> tuple[str, ...]:
         return self.names
 
-    def places(self, shown: Page) -> Iterator[Place]:
-        return (Place(name, name, WORDS, "grows on a tree") for name in self.names)
+    def places(self, shown: Page) -> Iterator[SearchPlace]:
+        return (SearchPlace(name, name, WORDS, "grows on a tree") for name in self.names)
 
     def toc(self) -> Iterator[TocEntry]:
         return (TocEntry(name, name, 0) for name in self.names)

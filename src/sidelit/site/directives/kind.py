@@ -3,7 +3,7 @@
 > A directive is one name, one check and one function that draws it.
 
 The check needs no language and no page, so `sidelit lint` runs it too. What a directive needs of the page
-that it stands on is handed to it as a `Place`; so a directive imports nothing of what puts pages together.
+that it stands on is handed to it as a `DirectiveContext`; so it imports nothing of what puts pages together.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sidelit.text.directives import Directive
 
 
 @dataclass(frozen=True, slots=True)
-class Book:
+class ProjectIndex:
     """What a directive may name in any language: the project, its pages by their sources, all links."""
 
     config: Config
@@ -35,11 +35,11 @@ class Book:
     texts: Mapping[str, Text]
 
 
-class Place(Protocol):
+class DirectiveContext(Protocol):
     """Where a directive is drawn: one place of one page in one language."""
 
     @property
-    def book(self) -> Book:
+    def book(self) -> ProjectIndex:
         """All that may be named."""
 
     def words(self, tokens: Sequence[Token]) -> Markup:
@@ -83,7 +83,7 @@ class Place(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class DirectiveType:
     """One kind of directive.
 
     :param check: raises `SidelitError` where the directive names what is not there, or is written otherwise
@@ -93,8 +93,8 @@ class Kind:
     """
 
     name: str
-    check: Callable[[Directive, Book], object]
-    html: Callable[[Directive, Place], Markup]
+    check: Callable[[Directive, ProjectIndex], object]
+    html: Callable[[Directive, DirectiveContext], Markup]
     everywhere: bool = False
 
 

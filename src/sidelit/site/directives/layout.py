@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from sidelit.config.chapters import Proof
 from sidelit.config.prose import Prose
-from sidelit.site.directives.kind import Book, Kind, Place, nearest, plain
+from sidelit.site.directives.kind import DirectiveContext, DirectiveType, ProjectIndex, nearest, plain
 from sidelit.text.directives import Directive
 
 # ## Lists of what there is
@@ -24,52 +24,52 @@ from sidelit.text.directives import Directive
 # beginning of its own docstring, or its name.
 
 
-def _check_lessons(given: Directive, book: Book) -> None:
+def _check_lessons(given: Directive, book: ProjectIndex) -> None:
     plain(given, body=False)
     if not book.config.course.lessons:
         raise given.error("the project has no lessons", hint="`[course]` in site/sidelit.toml lists them")
 
 
-def _lessons(given: Directive, place: Place) -> Markup:
+def _lessons(given: Directive, place: DirectiveContext) -> Markup:
     return _taken(place, place.book.config.course.lessons, "lessons.html")
 
 
-def _check_labs(given: Directive, book: Book) -> None:
+def _check_labs(given: Directive, book: ProjectIndex) -> None:
     plain(given, body=False)
     if not book.config.labs.lessons:
         raise given.error("the project has no labs", hint="`[labs]` in site/sidelit.toml lists them")
 
 
-def _labs(given: Directive, place: Place) -> Markup:
+def _labs(given: Directive, place: DirectiveContext) -> Markup:
     return _taken(place, place.book.config.labs.lessons, "labs.html")
 
 
-def _taken(place: Place, items: Sequence[Prose], template: str) -> Markup:
+def _taken(place: DirectiveContext, items: Sequence[Prose], template: str) -> Markup:
     """What is taken in order, with its minutes."""
     names = {item.name for item in items}
     taken = [item for group in place.nav() for item in group.items if item.lesson in names]
     return place.fragment(template, lessons=taken, minutes=sum(item.minutes for item in taken))
 
 
-def _check_parts(given: Directive, book: Book) -> None:
+def _check_parts(given: Directive, book: ProjectIndex) -> None:
     plain(given, body=False)
     if not any(part.label for part in book.config.parts):
         raise given.error("the project has no parts", hint="`[[parts]]` in site/sidelit.toml lists them")
 
 
-def _parts(given: Directive, place: Place) -> Markup:
+def _parts(given: Directive, place: DirectiveContext) -> Markup:
     parts = [group for group in place.nav() if group.label and group.kind in ("part", "workshop")]
     return place.fragment("parts.html", parts=parts)
 
 
-def _check_proofs(given: Directive, book: Book) -> None:
+def _check_proofs(given: Directive, book: ProjectIndex) -> None:
     plain(given, body=False)
     if not any(chapter.proves for chapter in book.config.chapters):
         hint = "`proves` of a chapter in site/sidelit.toml names some"
         raise given.error("no chapter of the project names a test", hint=hint)
 
 
-def _proofs(given: Directive, place: Place) -> Markup:
+def _proofs(given: Directive, place: DirectiveContext) -> Markup:
     """The parts with those of their chapters that tests prove."""
     config = place.book.config
     chapters = {place.address(each.output, ""): each for each in config.chapters if each.proves}
@@ -84,7 +84,7 @@ def _proofs(given: Directive, place: Place) -> Markup:
     return place.fragment("proofs.html", parts=parts, tests_lang=tag)
 
 
-def _stated(proof: Proof, place: Place) -> tuple[str, str | None, Markup]:
+def _stated(proof: Proof, place: DirectiveContext) -> tuple[str, str | None, Markup]:
     """The name of a test, its address, and what it states, with its code marked."""
     says, address = place.proved(proof)
     words = (
@@ -94,10 +94,10 @@ def _stated(proof: Proof, place: Place) -> tuple[str, str | None, Markup]:
     return str(proof), address, Markup("").join(words)
 
 
-LESSONS = Kind("lessons", _check_lessons, _lessons, everywhere=True)
-LABS = Kind("labs", _check_labs, _labs, everywhere=True)
-PARTS = Kind("parts", _check_parts, _parts, everywhere=True)
-PROOFS = Kind("proofs", _check_proofs, _proofs, everywhere=True)
+LESSONS = DirectiveType("lessons", _check_lessons, _lessons, everywhere=True)
+LABS = DirectiveType("labs", _check_labs, _labs, everywhere=True)
+PARTS = DirectiveType("parts", _check_parts, _parts, everywhere=True)
+PROOFS = DirectiveType("proofs", _check_proofs, _proofs, everywhere=True)
 
 
 # ## What a home page is arranged of
@@ -118,19 +118,19 @@ PROOFS = Kind("proofs", _check_proofs, _proofs, everywhere=True)
 # the project's `home_figure`, if there is one.
 
 
-def _check_opening(given: Directive, book: Book) -> None:
+def _check_opening(given: Directive, book: ProjectIndex) -> None:
     plain(given, parts=len(given.parts))
     if len(given.parts) > 2:
         raise given.error("`opening` has two parts at most, the words and the picture beside them")
 
 
-def _opening(given: Directive, place: Place) -> Markup:
+def _opening(given: Directive, place: DirectiveContext) -> Markup:
     words, *beside = (place.words(part) for part in given.parts)
     drawn = place.book.config.home_figure
     return place.fragment("opening.html", words=words, beside=Markup("").join(beside), drawn=drawn)
 
 
-def _check_doors(given: Directive, book: Book) -> None:
+def _check_doors(given: Directive, book: ProjectIndex) -> None:
     plain(given)
     if [token.type for token in given.body if not token.level - given.body[0].level] != [
         "bullet_list_open",
@@ -139,7 +139,7 @@ def _check_doors(given: Directive, book: Book) -> None:
         raise given.error("`doors` is one list, and each item of it begins with a link")
 
 
-def _doors(given: Directive, place: Place) -> Markup:
+def _doors(given: Directive, place: DirectiveContext) -> Markup:
     return place.fragment("doors.html", words=_headed(place.words(given.body)))
 
 
@@ -150,27 +150,27 @@ def _headed(words: Markup) -> Markup:
     return Markup(re.sub(label, r"\1 ", str(words), flags=re.DOTALL))
 
 
-def _check_columns(given: Directive, book: Book) -> None:
+def _check_columns(given: Directive, book: ProjectIndex) -> None:
     plain(given, parts=max(2, len(given.parts)))
 
 
-def _columns(given: Directive, place: Place) -> Markup:
+def _columns(given: Directive, place: DirectiveContext) -> Markup:
     return place.fragment("columns.html", columns=[place.words(part) for part in given.parts])
 
 
-def _check_numbers(given: Directive, book: Book) -> None:
+def _check_numbers(given: Directive, book: ProjectIndex) -> None:
     plain(given, parts=2)
 
 
-def _numbers(given: Directive, place: Place) -> Markup:
+def _numbers(given: Directive, place: DirectiveContext) -> Markup:
     numbers, beside = (place.words(part) for part in given.parts)
     return place.fragment("numbers.html", numbers=_headed(numbers), beside=beside)
 
 
-OPENING = Kind("opening", _check_opening, _opening, everywhere=True)
-DOORS = Kind("doors", _check_doors, _doors, everywhere=True)
-COLUMNS = Kind("columns", _check_columns, _columns, everywhere=True)
-NUMBERS = Kind("numbers", _check_numbers, _numbers, everywhere=True)
+OPENING = DirectiveType("opening", _check_opening, _opening, everywhere=True)
+DOORS = DirectiveType("doors", _check_doors, _doors, everywhere=True)
+COLUMNS = DirectiveType("columns", _check_columns, _columns, everywhere=True)
+NUMBERS = DirectiveType("numbers", _check_numbers, _numbers, everywhere=True)
 
 
 # ## Words set apart
@@ -178,24 +178,24 @@ NUMBERS = Kind("numbers", _check_numbers, _numbers, everywhere=True)
 # > A question whose answer is folded, something to try, and the way to a lab.
 
 
-def _check_question(given: Directive, book: Book) -> None:
+def _check_question(given: Directive, book: ProjectIndex) -> None:
     plain(given, parts=2)
 
 
-def _question(given: Directive, place: Place) -> Markup:
+def _question(given: Directive, place: DirectiveContext) -> Markup:
     asked, answered = (place.words(part) for part in given.parts)
     return place.fragment("question.html", asked=asked, answered=answered)
 
 
-def _check_try(given: Directive, book: Book) -> None:
+def _check_try(given: Directive, book: ProjectIndex) -> None:
     plain(given)
 
 
-def _try(given: Directive, place: Place) -> Markup:
+def _try(given: Directive, place: DirectiveContext) -> Markup:
     return place.fragment("try.html", words=place.words(given.body))
 
 
-def _check_lab(given: Directive, book: Book) -> None:
+def _check_lab(given: Directive, book: ProjectIndex) -> None:
     """Where a project has labs, it wants no other one named; where it has none, any number goes."""
     plain(given, argument=True)
     numbers = [lab.number for lab in book.config.labs.lessons]
@@ -204,7 +204,7 @@ def _check_lab(given: Directive, book: Book) -> None:
         raise given.error(f"there is no lab {given.argument!r}", hint=hint)
 
 
-def _lab(given: Directive, place: Place) -> Markup:
+def _lab(given: Directive, place: DirectiveContext) -> Markup:
     labs = place.book.config.labs
     own = [lab for lab in labs.lessons if lab.number == given.argument]
     return place.fragment(
@@ -216,14 +216,14 @@ def _lab(given: Directive, place: Place) -> Markup:
     )
 
 
-def _hint(given: Directive, place: Place) -> Markup:
+def _hint(given: Directive, place: DirectiveContext) -> Markup:
     return place.fragment("hint.html", words=place.words(given.body))
 
 
-QUESTION = Kind("question", _check_question, _question, everywhere=True)
-TRY = Kind("try", _check_try, _try)
-LAB = Kind("lab", _check_lab, _lab)
-HINT = Kind("hint", _check_try, _hint)
+QUESTION = DirectiveType("question", _check_question, _question, everywhere=True)
+TRY = DirectiveType("try", _check_try, _try)
+LAB = DirectiveType("lab", _check_lab, _lab)
+HINT = DirectiveType("hint", _check_try, _hint)
 
 
 # ## A figure
@@ -231,15 +231,15 @@ HINT = Kind("hint", _check_try, _hint)
 # > The name of a drawing stands where the drawing shall be.
 
 
-def _check(given: Directive, book: Book) -> None:
+def _check(given: Directive, book: ProjectIndex) -> None:
     plain(given, argument=True, body=False)
     names = sorted(path.stem for path in (book.config.folder / "figures").glob("*.toml"))
     if given.argument not in names:
         raise given.error(f"there is no figure {given.argument!r}", hint=nearest(given.argument, names))
 
 
-def _html(given: Directive, place: Place) -> Markup:
+def _html(given: Directive, place: DirectiveContext) -> Markup:
     return place.figure(given.argument, given.path, given.line)
 
 
-FIGURE = Kind("figure", _check, _html, everywhere=True)
+FIGURE = DirectiveType("figure", _check, _html, everywhere=True)

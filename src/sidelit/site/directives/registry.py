@@ -14,7 +14,7 @@ from sidelit.errors import SidelitError
 from sidelit.site import page_kinds
 from sidelit.site.content import Text
 from sidelit.site.directives import layout, section, stepper
-from sidelit.site.directives.kind import Book, Kind, Place, nearest
+from sidelit.site.directives.kind import DirectiveContext, DirectiveType, ProjectIndex, nearest
 from sidelit.text import directives
 from sidelit.text.directives import Directive
 
@@ -44,7 +44,7 @@ KINDS = {
 }
 
 
-def html(given: Directive, place: Place) -> Markup:
+def html(given: Directive, place: DirectiveContext) -> Markup:
     """Draw a directive.
 
     :raises SidelitError: if it is wrong
@@ -54,7 +54,7 @@ def html(given: Directive, place: Place) -> Markup:
     return kind.html(given, place)
 
 
-def mistakes(text: Text, book: Book) -> Iterator[SidelitError]:
+def mistakes(text: Text, book: ProjectIndex) -> Iterator[SidelitError]:
     """What is wrong with the directives of a page, as far as no language is needed to see it."""
     for tokens in text.directives:
         try:
@@ -64,7 +64,7 @@ def mistakes(text: Text, book: Book) -> Iterator[SidelitError]:
             yield error
 
 
-def _kind(given: Directive, book: Book) -> Kind:
+def _kind(given: Directive, book: ProjectIndex) -> DirectiveType:
     kind = KINDS.get(given.name)
     if kind is None:
         what = f"there is no directive `::: {given.name}`"

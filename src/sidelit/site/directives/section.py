@@ -18,7 +18,7 @@ from sidelit.labs.cells import Cell
 from sidelit.labs.outputs import Output
 from sidelit.site.content import SECTION as SHOWN
 from sidelit.site.content import Piece, Text
-from sidelit.site.directives.kind import Book, Kind, Place, nearest
+from sidelit.site.directives.kind import DirectiveContext, DirectiveType, ProjectIndex, nearest
 from sidelit.site.links import Target
 from sidelit.text.code import coloured
 from sidelit.text.directives import Directive
@@ -51,7 +51,7 @@ class Taken:
     stop: int
 
 
-def take(given: Directive, book: Book) -> Taken:
+def take(given: Directive, book: ProjectIndex) -> Taken:
     """Find what a directive names.
 
     :raises SidelitError: if it is not there, or is depth, or its lines are not found
@@ -83,7 +83,7 @@ def take(given: Directive, book: Book) -> Taken:
     return Taken(text, piece, start, last + 1)
 
 
-def _page(given: Directive, path: str, book: Book) -> Target:
+def _page(given: Directive, path: str, book: ProjectIndex) -> Target:
     found = book.index.page(path, book.index.targets[given.path], given.line)
     if found is None:
         root = f"{book.index.source_root}/"
@@ -92,7 +92,7 @@ def _page(given: Directive, path: str, book: Book) -> Target:
     return found
 
 
-def _piece(given: Directive, anchor: str, text: Text, target: Target, book: Book) -> Piece:
+def _piece(given: Directive, anchor: str, text: Text, target: Target, book: ProjectIndex) -> Piece:
     for piece in text.pieces:
         if piece.id == anchor:
             return piece
@@ -135,7 +135,7 @@ def _plain(piece: Piece) -> list[str]:
     return [html.unescape(re.sub(r"<[^>]*>", "", code)) for _, code in piece.lines]
 
 
-def _section_html(given: Directive, place: Place) -> Markup:
+def _section_html(given: Directive, place: DirectiveContext) -> Markup:
     taken = take(given, place.book)
     view = place.section(taken.text, taken.piece)
     shown = replace(view, lines=view.lines[taken.start : taken.stop])
@@ -146,7 +146,7 @@ def _section_html(given: Directive, place: Place) -> Markup:
     return place.fragment("section.html", section=shown, home=home, page=page, source=taken.text.item.source)
 
 
-SECTION = Kind("section", take, _section_html)
+SECTION = DirectiveType("section", take, _section_html)
 
 
 # ## A section in every language
@@ -160,7 +160,7 @@ SECTION = Kind("section", take, _section_html)
 # which need no script.
 
 
-def _check_editions(given: Directive, book: Book) -> None:
+def _check_editions(given: Directive, book: ProjectIndex) -> None:
     for key in given.options:
         raise given.error(f"`editions` has no option `{key}`")
     if given.body:
@@ -168,7 +168,7 @@ def _check_editions(given: Directive, book: Book) -> None:
     take(given, book)
 
 
-def _editions_html(given: Directive, place: Place) -> Markup:
+def _editions_html(given: Directive, place: DirectiveContext) -> Markup:
     taken = take(given, place.book)
     return place.fragment(
         "editions.html",
@@ -179,7 +179,7 @@ def _editions_html(given: Directive, place: Place) -> Markup:
     )
 
 
-EDITIONS = Kind("editions", _check_editions, _editions_html, everywhere=True)
+EDITIONS = DirectiveType("editions", _check_editions, _editions_html, everywhere=True)
 
 
 # ## A cell of a lab
@@ -189,12 +189,12 @@ EDITIONS = Kind("editions", _check_editions, _editions_html, everywhere=True)
 # Nobody writes this directive: the press makes one of each cell of code.
 
 
-def _check_cell(given: Directive, book: Book) -> None:
+def _check_cell(given: Directive, book: ProjectIndex) -> None:
     if not given.body or "cell" not in given.body[0].meta:
         raise given.error("a cell is written as `# %%`, in a lab", hint="write the code in a fence")
 
 
-def _cell_html(given: Directive, place: Place) -> Markup:
+def _cell_html(given: Directive, place: DirectiveContext) -> Markup:
     cell: Cell = given.body[0].meta["cell"]
     run = place.run()
     return place.fragment(
@@ -213,7 +213,7 @@ def _coloured(code: str) -> Markup:
     return Markup(coloured(code, "python"))
 
 
-def _shown(output: Output, number: int, given: Directive, place: Place) -> Markup:
+def _shown(output: Output, number: int, given: Directive, place: DirectiveContext) -> Markup:
     if output.kind == "text":
         return Markup('<pre class="printed">{}</pre>').format(escape(output.content))
     try:
@@ -227,4 +227,4 @@ def _shown(output: Output, number: int, given: Directive, place: Place) -> Marku
     return place.fragment("plot.html", svg=svg)
 
 
-CELL = Kind(cells.CELL, _check_cell, _cell_html)
+CELL = DirectiveType(cells.CELL, _check_cell, _cell_html)

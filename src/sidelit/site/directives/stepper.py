@@ -16,7 +16,7 @@ from sidelit.cache.graph import as_one
 from sidelit.figures import interactive, words
 from sidelit.figures.interactive import Event, Payload, Row, Run, Stepper
 from sidelit.site.content import LINES, Text
-from sidelit.site.directives.kind import Book, Kind, Place, nearest, plain
+from sidelit.site.directives.kind import DirectiveContext, DirectiveType, ProjectIndex, nearest, plain
 from sidelit.site.model import CodeLine, Link, code_line
 from sidelit.text import directives
 from sidelit.text.directives import Directive
@@ -53,7 +53,7 @@ class Excerpts:
     Raises `SidelitError` at the directive if a line is not found.
     """
 
-    def __init__(self, given: Directive, book: Book, events: Iterable[Event]) -> None:
+    def __init__(self, given: Directive, book: ProjectIndex, events: Iterable[Event]) -> None:
         self.given, self.book = given, book
         found = [(event, *self._found(event)) for event in events]
         seen: dict[str, set[int]] = {}
@@ -174,7 +174,7 @@ class Scene:
     excerpts: tuple[Excerpt, ...]
 
 
-def _check_stepper(given: Directive, book: Book) -> Stepper:
+def _check_stepper(given: Directive, book: ProjectIndex) -> Stepper:
     plain(given, argument=True, body=False)
     known = interactive.stepper_names(book.config)
     if given.argument not in known:
@@ -184,7 +184,7 @@ def _check_stepper(given: Directive, book: Book) -> Stepper:
     return made
 
 
-def _stepper_html(given: Directive, place: Place) -> Markup:
+def _stepper_html(given: Directive, place: DirectiveContext) -> Markup:
     made = interactive.read_stepper(place.book.config, given.argument)
     place.needs("stepper")
     run, script = made.run, made.script
@@ -215,7 +215,7 @@ def _stepper_html(given: Directive, place: Place) -> Markup:
     )
 
 
-def _scenes(given: Directive, made: Stepper, place: Place) -> Iterator[Scene]:
+def _scenes(given: Directive, made: Stepper, place: DirectiveContext) -> Iterator[Scene]:
     excerpts = Excerpts(given, place.book, made.run.events)
     numbers: dict[tuple[CodeLine, ...], int] = {}
     for scene, (name, _) in enumerate(made.run.scenes):
@@ -232,14 +232,18 @@ def _scenes(given: Directive, made: Stepper, place: Place) -> Iterator[Scene]:
         yield Scene(scene + 1, words, tuple(moments), new)
 
 
-def _excerpt(place: Place, excerpts: Excerpts, lines: tuple[CodeLine, ...], number: int) -> Excerpt:
+def _excerpt(
+    place: DirectiveContext, excerpts: Excerpts, lines: tuple[CodeLine, ...], number: int
+) -> Excerpt:
     at = next(at for at in excerpts.places if at.excerpt == lines)
     output = at.text.item.output
     where = Link(at.definition, place.address(output, at.definition))
     return Excerpt(number, place.address(output, ""), where, lines)
 
 
-def _moment(made: Stepper, place: Place, number: int, url: str, code: CodeLine, excerpt: int) -> Moment:
+def _moment(
+    made: Stepper, place: DirectiveContext, number: int, url: str, code: CodeLine, excerpt: int
+) -> Moment:
     event = made.run.events[number]
     return Moment(
         number=number + 1,
@@ -258,7 +262,7 @@ def _moment(made: Stepper, place: Place, number: int, url: str, code: CodeLine, 
     )
 
 
-def _notes(made: Stepper, place: Place, number: int) -> Iterator[Note]:
+def _notes(made: Stepper, place: DirectiveContext, number: int) -> Iterator[Note]:
     """What is known of an event, and of the same one in a twin where that is something else."""
     notes = made.run.events[number].notes
     for name, run in (("", made.run), *made.twins.items()):
@@ -285,7 +289,7 @@ def _curve(run: Run, rank: int) -> list[str]:
     return paths
 
 
-def _check_moment(given: Directive, book: Book) -> None:
+def _check_moment(given: Directive, book: ProjectIndex) -> None:
     """The scene of a stepper that may stand on the same page: `::: moment NAME SCENE`."""
     plain(given, argument=True, body=False)
     name, _, scene = given.argument.partition(" ")
@@ -297,7 +301,7 @@ def _check_moment(given: Directive, book: Book) -> None:
         raise given.error(f"the stepper {name!r} has no scene {scene!r}", hint=nearest(scene, scenes))
 
 
-def _moment_html(given: Directive, place: Place) -> Markup:
+def _moment_html(given: Directive, place: DirectiveContext) -> Markup:
     name, _, scene = given.argument.partition(" ")
     made = interactive.read_stepper(place.book.config, name)
     place.needs("stepper")
@@ -319,7 +323,7 @@ def _moment_html(given: Directive, place: Place) -> Markup:
     )
 
 
-def page_of(name: str, book: Book) -> Text | None:
+def page_of(name: str, book: ProjectIndex) -> Text | None:
     """The page that the stepper stands on."""
     with as_one(STANDS.format(name)):
         for text in book.texts.values():
@@ -330,8 +334,8 @@ def page_of(name: str, book: Book) -> Text | None:
     return None
 
 
-STEPPER = Kind("stepper", _check_stepper, _stepper_html)
-MOMENT = Kind("moment", _check_moment, _moment_html, everywhere=True)
+STEPPER = DirectiveType("stepper", _check_stepper, _stepper_html)
+MOMENT = DirectiveType("moment", _check_moment, _moment_html, everywhere=True)
 
 
 # ## Sliders
@@ -339,7 +343,7 @@ MOMENT = Kind("moment", _check_moment, _moment_html, everywhere=True)
 # > A table of answers, one of which is shown; a script adds what chooses another one.
 
 
-def _check_sliders(given: Directive, book: Book) -> None:
+def _check_sliders(given: Directive, book: ProjectIndex) -> None:
     plain(given, argument=True, body=False)
     known = interactive.slider_names(book.config)
     if given.argument not in known:
@@ -347,7 +351,7 @@ def _check_sliders(given: Directive, book: Book) -> None:
     interactive.read_sliders(book.config, given.argument)
 
 
-def _sliders_html(given: Directive, place: Place) -> Markup:
+def _sliders_html(given: Directive, place: DirectiveContext) -> Markup:
     made = interactive.read_sliders(place.book.config, given.argument)
     place.needs("sliders")
 
@@ -372,4 +376,4 @@ def _packed(row: Row) -> str:
     return " ".join([row.text, *(f"{width:g}" for width in row.widths)])
 
 
-SLIDERS = Kind("sliders", _check_sliders, _sliders_html, everywhere=True)
+SLIDERS = DirectiveType("sliders", _check_sliders, _sliders_html, everywhere=True)

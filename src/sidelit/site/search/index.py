@@ -27,7 +27,7 @@ from sidelit.config.chapters import Chapter
 from sidelit.config.config import Config
 from sidelit.config.glossary import Glossary
 from sidelit.site.edition import Edition, Page
-from sidelit.site.listing import Table
+from sidelit.site.listing import DataTable
 from sidelit.site.search import places, postings, synonyms
 from sidelit.site.search.tokenizer import UNSPACED, Tokenizer
 
@@ -55,7 +55,7 @@ class Material:
     config: Config
     editions: Mapping[str, Edition]
     glossary: Glossary = field(default_factory=Glossary)
-    tables: Mapping[str, Table] = field(default_factory=dict)
+    tables: Mapping[str, DataTable] = field(default_factory=dict)
     vocabulary: synonyms.Vocabulary = field(default_factory=synonyms.Vocabulary)
 
 

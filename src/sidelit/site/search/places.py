@@ -27,7 +27,7 @@ WORDS, SYMBOL, TERM, WORK = 0, 1, 2, 3
 
 @quick
 @dataclass(frozen=True, slots=True)
-class Place:
+class SearchPlace:
     """One answer that a search may give: `id` on its page, empty for the page itself."""
 
     id: str
@@ -44,12 +44,12 @@ class Place:
     """What else it is found by, and does not say."""
 
 
-def places(shown: Page) -> tuple[Place, ...]:
+def places(shown: Page) -> tuple[SearchPlace, ...]:
     """The places of the words and the code of a page, in its order."""
     return tuple(_headings(shown) if shown.text.prose else _sections(shown))
 
 
-def _sections(shown: Page) -> Iterator[Place]:
+def _sections(shown: Page) -> Iterator[SearchPlace]:
     opening = _said(shown.lede)
     fold = None
     for number, (piece, words) in enumerate(zip(shown.text.pieces, shown.words, strict=True)):
@@ -60,14 +60,16 @@ def _sections(shown: Page) -> Iterator[Place]:
         yield _section(shown, piece, words, head)
 
 
-def _section(shown: Page, piece: Piece, words: Words, head: str) -> Place:
+def _section(shown: Page, piece: Piece, words: Words, head: str) -> SearchPlace:
     module = piece.kind == "module"
     title = shown.label if module else _said(words.title)
     code = _code(piece)
     said = " ".join(filter(None, (head, _said(words.tokens))))
     named = module or (piece.kind in ("class", "function") and "/" not in piece.id)
     foreign = shown.original or words.state in ("stale", "missing")
-    return Place(piece.id, title, SYMBOL if named else WORDS, said, code, foreign, piece.fold is not None)
+    return SearchPlace(
+        piece.id, title, SYMBOL if named else WORDS, said, code, foreign, piece.fold is not None
+    )
 
 
 def _code(piece: Piece) -> str:
@@ -76,7 +78,7 @@ def _code(piece: Piece) -> str:
     return "\n".join(filter(None, map(str.strip, plain.split("\n"))))
 
 
-def _headings(shown: Page) -> Iterator[Place]:
+def _headings(shown: Page) -> Iterator[SearchPlace]:
     """A page of prose: what stands above its first heading belongs to the page."""
     place, title = "", shown.label
     held: list[Token] = [*shown.lede]
@@ -94,9 +96,9 @@ def _headings(shown: Page) -> Iterator[Place]:
 
 def _heading(
     shown: Page, place: str, title: str, held: Sequence[Token], states: Sequence[str | None]
-) -> Place:
+) -> SearchPlace:
     foreign = shown.original or any(state in ("stale", "missing") for state in states)
-    return Place(place, title, WORDS, _said(held).removeprefix(title).strip(), foreign=foreign)
+    return SearchPlace(place, title, WORDS, _said(held).removeprefix(title).strip(), foreign=foreign)
 
 
 def _said(tokens: Sequence[Token]) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
-from sidelit.site.search.places import Place
+from sidelit.site.search.places import SearchPlace
 from sidelit.site.search.tokenizer import Tokenizer
 
 # How many weights there are; a term in code has the lowest, one in a title or a keyword the highest. What
@@ -27,7 +27,7 @@ of the last place. A place is eight times its number, plus the weight of the ter
 """
 
 
-def postings(inside: Sequence[Place], cut: Tokenizer) -> Postings:
+def postings(inside: Sequence[SearchPlace], cut: Tokenizer) -> Postings:
     """The terms of a page."""
     made: dict[str, tuple[int, bytes, int]] = {}
     for number, place in enumerate(inside):
@@ -91,7 +91,7 @@ def _number(value: int) -> bytes:
 _DIGITS = b"0123456789abcdefghijklmnopqrstuvwxyz"
 
 
-def _weights(place: Place, cut: Tokenizer) -> dict[str, int]:
+def _weights(place: SearchPlace, cut: Tokenizer) -> dict[str, int]:
     counts = cut.counted(place.words)
     weights = dict.fromkeys(cut.counted(place.code), _CODE)
     # A word that is repeated counts for more, each time by less; in a long text, for less (as in BM25).

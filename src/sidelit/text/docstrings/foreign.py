@@ -326,7 +326,7 @@ Write = Callable[[rest.Piece], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TextPlace:
     """Where a docstring stands, and who is told of what is wrong in it."""
 
     path: str
@@ -349,7 +349,9 @@ class _Section:
             yield from (rest.Piece(row.text, row.text_line) for row in self.rows)
 
 
-def tokens(text: str, style: sections.Style | None, said: sections.Markup, place: Place) -> tuple[Token, ...]:
+def tokens(
+    text: str, style: sections.Style | None, said: sections.Markup, place: TextPlace
+) -> tuple[Token, ...]:
     """The tokens of a docstring.
 
     :param style: in whose style its sections are, if it has any.
@@ -367,7 +369,7 @@ def _section(part: sections.Part, style: sections.Style) -> _Section:
     return _Section(part, tuple(rows) if rows else None)
 
 
-def _markdown(found: Sequence[_Section], place: Place) -> list[Token]:
+def _markdown(found: Sequence[_Section], place: TextPlace) -> list[Token]:
     maker = Maker(place.path, place.first_line)
 
     def write(piece: rest.Piece) -> None:
@@ -379,7 +381,7 @@ def _markdown(found: Sequence[_Section], place: Place) -> list[Token]:
     return maker.tokens
 
 
-def _rest(found: Sequence[_Section], place: Place) -> list[Token]:
+def _rest(found: Sequence[_Section], place: TextPlace) -> list[Token]:
     pieces = list(dict.fromkeys(piece for each in found for piece in each.pieces()))
     marked = [piece for piece in pieces if not sections.plain(piece.text)]
 

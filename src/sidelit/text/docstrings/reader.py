@@ -84,7 +84,7 @@ class Reader:
         # What reads reST, and the sections of others, takes long to import.
         from sidelit.text.docstrings import foreign
 
-        return foreign.tokens(text, style, said, foreign.Place(self.path, first_line, self.report))
+        return foreign.tokens(text, style, said, foreign.TextPlace(self.path, first_line, self.report))
 
 
 def reader(dialect: str, texts: Iterable[str], path: str, report: Callable[[SidelitError], None]) -> Reader:

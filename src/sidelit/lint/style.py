@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from sidelit.config.glossary import Term
-from sidelit.lint.unit import CJK, CODE, LATIN, MATH, WIDE, Pair, has_cjk, readable
+from sidelit.lint.translation import CJK, CODE, LATIN, MATH, WIDE, Pair, has_cjk, readable
 
 # ## Lints for Japanese and Chinese
 #

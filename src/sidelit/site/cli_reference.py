@@ -32,9 +32,9 @@ from sidelit.config.config import Config
 from sidelit.errors import SidelitError
 from sidelit.figures import figure
 from sidelit.site.edition import Page
-from sidelit.site.listing import Around, Table
+from sidelit.site.listing import Around, DataTable
 from sidelit.site.model import TocEntry
-from sidelit.site.search.places import WORDS, Place
+from sidelit.site.search.places import WORDS, SearchPlace
 
 FILE = "commands.json"
 _TEXTS = ("value", "default", "help")
@@ -91,7 +91,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Programs(Table):
+class Programs(DataTable):
     """The programs of a project, each before its subcommands."""
 
     programs: tuple[Program, ...]
@@ -106,17 +106,19 @@ class Programs(Table):
         """The programs, on every page the same."""
         return self.programs
 
-    def places(self, shown: Page) -> Iterator[Place]:
+    def places(self, shown: Page) -> Iterator[SearchPlace]:
         """Programs by their names, and options by theirs.
 
         The program of an option is no second name of it.
         """
         foreign = shown.source_lang != shown.lang
         for program in self.programs:
-            yield Place(program.id, program.name, WORDS, program.about, program.example, foreign)
+            yield SearchPlace(program.id, program.name, WORDS, program.about, program.example, foreign)
             for option in (option for group in program.groups for option in group.options):
                 title = " · ".join((*option.names, f"{program.name} …"))
-                yield Place(option.id, title, WORDS, " ".join((option.help, *option.choices)), "", foreign)
+                yield SearchPlace(
+                    option.id, title, WORDS, " ".join((option.help, *option.choices)), "", foreign
+                )
 
     def toc(self) -> Iterator[TocEntry]:
         """The programs by their names."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from markdown_it.token import Token
 
 from sidelit.config.glossary import Finder, Glossary
-from sidelit.text import everyday, markup
+from sidelit.text import inline_syntax, markup
 
 # ## A sentence and its translation, as lints see them
 #
@@ -153,7 +153,7 @@ def _target(token: Token) -> str:
 
 def has_cjk(text: str) -> bool:
     """Whether any of it is kana or an ideograph."""
-    return everyday.CJK.search(text) is not None
+    return inline_syntax.CJK.search(text) is not None
 
 
 def readable(text: str) -> str:
