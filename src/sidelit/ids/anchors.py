@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from sidelit.cache.records import quick
 from sidelit.errors import SidelitError
 from sidelit.ids.matching import HEADING, PIECES, Imprint, imprint, match, moved, piece, propose
 from sidelit.source.source import Document
@@ -33,16 +34,31 @@ class Anchor:
     places: tuple[str, ...] = ()
 
 
+@quick
 @dataclass(frozen=True, slots=True)
-class Headings:
-    """The headings of a page of Markdown, each under the id that its words or its author give it.
+class Linked:
+    """What readers can link to on a page: the sections of a source, or the headings of a page of Markdown.
 
-    :param said: the ids that their author gives.
+    :param found: each under the id that its words, its code or its author give it.
+    :param hidden: the positions of those that the page does not show.
+    :param said: the ids that an author gives.
+    :param whole: whether the first section stands for the page as a whole, as that of a source does.
     """
 
     path: str
     found: tuple[Imprint, ...]
+    hidden: frozenset[int] = frozenset()
     said: frozenset[str] = frozenset()
+    whole: bool = True
+
+
+def linked(document: Document | Linked) -> Linked:
+    """What readers can link to in a source."""
+    if isinstance(document, Linked):
+        return document
+    named = zip(document.sections, propose(document.sections), strict=True)
+    hidden = (index for index, each in enumerate(document.sections) if each.hidden)
+    return Linked(document.path, tuple(imprint(*each) for each in named), frozenset(hidden))
 
 
 def assign(
@@ -91,17 +107,13 @@ def places_of(entry: Imprint, address: str = "") -> Iterator[str]:
     yield from entry.places
 
 
-def imprints(document: Document | Headings, anchors: Sequence[Anchor]) -> tuple[Imprint, ...]:
+def imprints(document: Document | Linked, anchors: Sequence[Anchor]) -> tuple[Imprint, ...]:
     """Take the imprints of all sections that readers can link to."""
-    if isinstance(document, Headings):
-        return tuple(
-            replace(each, id=anchor.id, aliases=anchor.aliases, places=anchor.places)
-            for each, anchor in zip(document.found, anchors, strict=True)
-        )
+    given = linked(document)
     return tuple(
-        imprint(section, anchor.id, anchor.aliases, anchor.places)
-        for section, anchor in zip(document.sections, anchors, strict=True)
-        if not section.hidden
+        replace(each, id=anchor.id, aliases=anchor.aliases, places=anchor.places)
+        for index, (each, anchor) in enumerate(zip(given.found, anchors, strict=True))
+        if index not in given.hidden
     )
 
 
@@ -114,16 +126,12 @@ class Naming:
     """
 
     def __init__(
-        self, document: Document | Headings, published: Sequence[Imprint] = (), reserved: Iterable[str] = ()
+        self, document: Document | Linked, published: Sequence[Imprint] = (), reserved: Iterable[str] = ()
     ) -> None:
-        if isinstance(document, Headings):
-            self.sections, self.shown = document.found, list(range(len(document.found)))
-        else:
-            named = zip(document.sections, propose(document.sections), strict=True)
-            self.sections = tuple(imprint(section, name) for section, name in named)
-            self.shown = [index for index, each in enumerate(document.sections) if not each.hidden]
+        given = linked(document)
+        self.sections, self.said = given.found, given.said
+        self.shown = [index for index in range(len(given.found)) if index not in given.hidden]
         self.current = [self.sections[index] for index in self.shown]
-        self.said = document.said if isinstance(document, Headings) else frozenset()
         pairs, self.renamed = self._found(published)
         self.lost = [entry for old, entry in enumerate(published) if old not in pairs]
         self.taken = {name for each in published for name in (each.id, *each.aliases)} | set(reserved)

@@ -30,7 +30,7 @@ from typing import Any
 from sidelit.config.chapters import Former
 from sidelit.errors import SidelitError
 from sidelit.files import assets
-from sidelit.ids.anchors import Headings
+from sidelit.ids.anchors import Linked, linked
 from sidelit.ids.matching import HEADING, Imprint
 from sidelit.source.source import Document
 
@@ -148,7 +148,7 @@ class Placed:
 
     name: str
     output: str
-    document: Document | Headings
+    document: Document | Linked
     former: tuple[Former, ...] = ()
     moved: Mapping[str, str] = field(default_factory=dict)
     """Where its author says that the readers of an id go: `PAGE#ID`, or a page as a whole."""
@@ -242,9 +242,7 @@ class Claims:
         return Vanished(name, hint)
 
 
-def _called(document: Document | Headings) -> Iterator[str]:
+def _called(document: Document | Linked) -> Iterator[str]:
     """The names by which a page is known again: those of its definitions, or the ids of its headings."""
-    if isinstance(document, Headings):
-        yield from (each.id for each in document.found)
-    else:
-        yield from (each.qualname for each in document.sections)
+    given = linked(document)
+    yield from (each.qualname if given.whole else each.id for each in given.found)

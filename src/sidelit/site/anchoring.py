@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from markdown_it.token import Token
 
@@ -24,7 +25,7 @@ from sidelit.config.config import Config
 from sidelit.config.prose import Prose
 from sidelit.errors import SidelitError
 from sidelit.ids import anchors, ledger, moves
-from sidelit.ids.anchors import Anchor, Headings
+from sidelit.ids.anchors import Anchor, Linked
 from sidelit.ids.matching import HEADING, Imprint, text_digest
 from sidelit.ids.moves import Redirects
 from sidelit.site import content
@@ -53,38 +54,64 @@ def publish(config: Config, redirects: Redirects) -> Path:
     return path
 
 
-def pages(
-    config: Config, documents: Mapping[str, source.Document], texts: Mapping[str, Text]
-) -> list[ledger.Placed]:
+def pages(config: Config, found: Mapping[str, Source], texts: Mapping[str, Text]) -> list[ledger.Placed]:
     """The pages of a site, each with what readers can link to on it."""
     placed = [
-        ledger.Placed(each.name, each.output, documents[each.source], each.former) for each in config.chapters
+        ledger.Placed(each.name, each.output, found[each.source].linked, each.former)
+        for each in config.chapters
     ]
     names = {each.source: each.name for each in config.prose}
     for item in config.prose:
         # A page that is none of the site is told elsewhere, with the line that names it.
         moved = {each.old: f"{names.get(each.source, each.source)}#{each.id}" for each in item.moved}
-        found = _headings(texts[item.source])
-        placed.append(ledger.Placed(item.name, item.output, found, item.former, moved))
+        headings = _headings(texts[item.source])
+        placed.append(ledger.Placed(item.name, item.output, headings, item.former, moved))
     return placed
 
 
 def _pages(config: Config) -> list[ledger.Placed]:
-    documents = {each.source: read(config, each.source) for each in config.chapters}
+    found = {each.source: read(config, each.source, Graph()) for each in config.chapters}
     texts = {each.source: prose(each, config.project / each.source, Graph()) for each in config.prose}
-    return pages(config, documents, texts)
+    return pages(config, found, texts)
 
 
-def read(config: Config, source_path: str, graph: Graph | None = None) -> source.Document:
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A source of which an earlier build may know what it says.
+
+    :param key: stands for it.
+    :param document: what is in it; most builds need it of few sources.
+    """
+
+    key: str
+    document: Callable[[], source.Document]
+    linked: Linked
+    faults: tuple[SidelitError, ...]
+
+
+def read(config: Config, source_path: str, graph: Graph) -> Source:
     """Read a source, unless an earlier build has read the same."""
-    return (graph or Graph()).do(document_read(config, source_path))
+    document, known = _tasks(config, source_path, graph)
+    return Source(str(known.key), partial(graph.do, document), *graph.do(known))
 
 
-def document_read(config: Config, source_path: str) -> Task[source.Document]:
+def source_read(config: Config, source_path: str, graph: Graph) -> Task[Any]:
     """Find a source; the task reads it."""
+    return _tasks(config, source_path, graph)[1]
+
+
+def _tasks(
+    config: Config, source_path: str, graph: Graph
+) -> tuple[Task[source.Document], Task[tuple[Linked, tuple[SidelitError, ...]]]]:
     text, encoding = decoding.read_source(config.project / source_path, source_path)
     key = store.digest(text, source_path, encoding)
-    return Task("documents", key, lambda: source.parse(text, source_path, encoding))
+    document = Task("documents", key, cache(lambda: source.parse(text, source_path, encoding)))
+
+    def known() -> tuple[Linked, tuple[SidelitError, ...]]:
+        found = graph.do(document)
+        return anchors.linked(found), found.faults
+
+    return document, Task("linked", key, known)
 
 
 Names = tuple[Anchor, ...] | SidelitError
@@ -181,24 +208,25 @@ def _prose(item: Prose, path: Path) -> tuple[str, Callable[[Report], Text]]:
 
 
 def chapter(
-    item: Chapter,
-    document: source.Document,
-    names: Sequence[Anchor],
-    number: int,
-    report: Report,
-    graph: Graph,
+    item: Chapter, found: Source, names: Sequence[Anchor], number: int, report: Report, graph: Graph
 ) -> Text:
     """Make the text of a source, as `content.chapter` does."""
-    key = content.chapter_digest(item, document, names, number)
+    key = chapter_key(item, found, names, number)
 
     def make(report: Report) -> Text:
+        document = found.document()
         text = content.chapter(item, document, names, number, report)
-        return replace(text, code=code_of(document))
+        return replace(text, digest=key, code=code_of(document))
 
     text, faults = _text(key, make, graph)
     for error in faults:
         report(error)
     return text
+
+
+def chapter_key(item: Chapter, found: Source, names: Sequence[Anchor], number: int) -> str:
+    """Stands for all that `chapter` makes a text from."""
+    return store.digest(found.key, item, names, number)
 
 
 def code_of(document: source.Document) -> str:
@@ -289,11 +317,11 @@ def _renamed(piece: Piece, names: Iterator[Anchor], title: bool) -> Piece:
     return replace(piece, tokens=tuple(tokens), places=tuple(stood))
 
 
-def _headings(text: Text) -> Headings:
+def _headings(text: Text) -> Linked:
     return text.once("imprints", lambda: _read_headings(text))
 
 
-def _read_headings(text: Text) -> Headings:
+def _read_headings(text: Text) -> Linked:
     tokens = markup.opening(text.tokens).rest
     found: list[tuple[Token, list[str], list[str]]] = []
     # What stands below each heading around the current token, the outermost first.
@@ -324,7 +352,7 @@ def _read_headings(text: Text) -> Headings:
         for heading, words, below in found
     )
     given = (str(heading.meta["slug"]) for heading, _, _ in found if "said" in heading.meta)
-    return Headings(text.item.source, imprints, frozenset(given))
+    return Linked(text.item.source, imprints, said=frozenset(given), whole=False)
 
 
 _SENTENCE = re.compile(r"(?<=[.!?;:])\s+|(?<=[。！？；：])")

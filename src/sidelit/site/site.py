@@ -83,25 +83,25 @@ def texts(
     for each in config.prose:
         with gathered.gathering():
             prose[each.source] = anchoring.prose(each, config.project / each.source, graph)
-    documents: dict[str, source.Document] = {}
+    sources: dict[str, anchoring.Source] = {}
     for chapter in config.chapters:
         with gathered.gathering():
-            documents[chapter.source] = anchoring.read(config, chapter.source, graph)
-            for fault in documents[chapter.source].faults:
+            sources[chapter.source] = anchoring.read(config, chapter.source, graph)
+            for fault in sources[chapter.source].faults:
                 (notes or gathered).add(fault)
     gathered.check()
-    names = anchoring.assign(config, anchoring.pages(config, documents, prose))
+    names = anchoring.assign(config, anchoring.pages(config, sources, prose))
     found: list[content.Text] = []
     numbers = {chapter.name: number for number, chapter in enumerate(config.chapters, start=1)}
-    graph.ahead(_making(config, documents, names, numbers, graph), jobs)
+    graph.ahead(_making(config, sources, names, numbers, graph), jobs)
     for item in config.order:
         if isinstance(anchors := names[item.name], SidelitError):
             gathered.add(anchors)
         elif isinstance(item, Prose):
             found.append(anchoring.named(prose[item.source], anchors))
         else:
-            document, report = documents[item.source], (notes or gathered).add
-            found.append(anchoring.chapter(item, document, anchors, numbers[item.name], report, graph))
+            given, report = sources[item.source], (notes or gathered).add
+            found.append(anchoring.chapter(item, given, anchors, numbers[item.name], report, graph))
     gathered.check()
     return tuple(found)
 
@@ -113,7 +113,7 @@ def _reading(config: Config, graph: Graph) -> Iterator[Task[Any]]:
             yield anchoring.prose_read(each, config.project / each.source, graph)
     for chapter in config.chapters:
         with suppress(SidelitError):
-            yield anchoring.document_read(config, chapter.source)
+            yield anchoring.source_read(config, chapter.source, graph)
     for path in dict.fromkeys(proof.path for chapter in config.chapters for proof in chapter.proves):
         with suppress(SidelitError):
             yield backlinks.tests_read(config, path)
@@ -123,7 +123,7 @@ def _reading(config: Config, graph: Graph) -> Iterator[Task[Any]]:
 
 def _making(
     config: Config,
-    documents: Mapping[str, source.Document],
+    sources: Mapping[str, anchoring.Source],
     names: Mapping[str, anchoring.Names],
     numbers: Mapping[str, int],
     graph: Graph,
@@ -131,11 +131,11 @@ def _making(
     """The texts of all chapters, and what is asked of each by itself."""
     for item in config.chapters:
         if not isinstance(anchors := names[item.name], SidelitError):
-            place = item, documents[item.source], anchors, numbers[item.name]
-            yield Task("asked", content.chapter_digest(*place), partial(_asked, place, graph))
+            place = item, sources[item.source], anchors, numbers[item.name]
+            yield Task("asked", anchoring.chapter_key(*place), partial(_asked, place, graph))
 
 
-def _asked(place: tuple[Chapter, source.Document, Sequence[Anchor], int], graph: Graph) -> None:
+def _asked(place: tuple[Chapter, anchoring.Source, Sequence[Anchor], int], graph: Graph) -> None:
     text = anchoring.chapter(*place, lambda fault: None, graph)
     content.page_units(text)
     identifiers.shown_once(text)
