@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -81,22 +82,27 @@ def _stated(text: str, path: str) -> dict[str, Proved]:
     except (SyntaxError, ValueError, RecursionError):
         source.parse(text, path)  # It says what is wrong, and where.
         raise
-    found = {"": Proved(1, _begins(ast.get_docstring(tree) or ""))}
+    lines = _NEWLINE.split(text)
+    found = {"": Proved(1, _begins(syntax.docstring(tree, lines)))}
     for name, node in _definitions(tree):
-        says = _begins(ast.get_docstring(node) or "") or _in_words(name)
+        says = _begins(syntax.docstring(node, lines)) or _in_words(name)
         found.setdefault(name, Proved(_lines(node)[0], says))
     return found
 
 
-def _definitions(around: ast.AST, name: str = "") -> Iterator[tuple[str, Function | ast.ClassDef]]:
-    """The definitions of a file or a class and of its classes, with the names that pytest has for them."""
-    for node in ast.iter_child_nodes(around):
+_NEWLINE = re.compile("\r\n?|\n")
+
+
+def _definitions(tree: ast.Module) -> Iterator[tuple[str, Function | ast.ClassDef]]:
+    """The definitions of a file and of its classes in their order, by the names that pytest has for them."""
+    todo: list[tuple[ast.AST, str]] = [(tree, "")]
+    while todo:
+        node, name = todo.pop()
         if isinstance(node, Function | ast.ClassDef):
-            yield f"{name}{node.name}", node
-        if isinstance(node, ast.ClassDef):
-            yield from _definitions(node, f"{name}{node.name}::")
-        elif not isinstance(node, Function | ast.expr):
-            yield from _definitions(node, name)
+            yield (name := f"{name}{node.name}"), node
+            name += "::"
+        if not isinstance(node, Function | ast.expr):
+            todo += ((each, name) for each in reversed([*ast.iter_child_nodes(node)]))
 
 
 def _begins(docstring: str) -> str:

@@ -305,6 +305,12 @@ def _accessors(node: _Defined) -> Iterator[str]:
             yield " ".join([word, *map(ast.unparse, decorator.args)])
 
 
+def docstring(node: _Defined | ast.Module, lines: list[str]) -> str:
+    """The docstring of a definition or of a file in these lines, its formulas as they are written."""
+    text = ast.get_docstring(node, clean=False)
+    return "" if text is None else _docstring(node.body[0], text, NOBODY, 0, lines).text
+
+
 def _note_docstring(node: _Defined | ast.Module, owner: int, found: Survey, lines: list[str]) -> None:
     """Record the docstring of `node`, if it has one."""
     text = ast.get_docstring(node, clean=False)

@@ -144,6 +144,26 @@ def test_a_test_that_states_something_else_is_shown_by_the_next_build(tested: Pa
     assert "<span>Some of them.</span>" in listed(tested, "notes/reading.html")[1]
 
 
+def test_a_formula_in_what_a_test_states_is_as_it_is_written(tested: Path) -> None:
+    prove(tested, ALL[2])
+    edit(tested / "tests/ring.py", '"""Several."""', '"""It is $\\theta \\times 2$."""')
+    with (tested / "site/pages/notes/reading.md").open("a", encoding="utf-8") as file:
+        file.write("\n::: proofs\n:::\n")
+    sidelit("build", cwd=tested)
+    assert r"<span>It is $\theta \times 2$.</span>" in listed(tested, "notes/reading.html")[1]
+
+
+def test_tests_stand_below_any_number_of_branches(tested: Path) -> None:
+    name = "tests/ring.py::test_at_last"
+    prove(tested, name)
+    with (tested / "tests/ring.py").open("a", encoding="utf-8") as file:
+        file.write(
+            "if 1:\n    pass\n" + "elif 1:\n    pass\n" * 1500 + "else:\n    def test_at_last(): ...\n"
+        )
+    sidelit("build", cwd=tested)
+    assert f"<li><code>{name}</code></li>" in foot(tested, "ring.html")
+
+
 def test_a_list_of_tests_wants_some(tested: Path) -> None:
     with (tested / "site/pages/notes/reading.md").open("a", encoding="utf-8") as file:
         file.write("\n::: proofs\n:::\n")
