@@ -360,7 +360,9 @@ def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 def _nested(pieces: Sequence[Piece]) -> Iterator[Piece]:
     """Count the definitions around each: one that is joined has no heading, so what is in it moves up."""
-    headed = {piece.qualname for piece in pieces if not piece.joined}
+    # What a comment describes has the name of the function that it stands in.
+    own = (piece for piece in pieces if piece.kind in ("class", "function"))
+    headed = {piece.qualname for piece in own if not piece.joined}
     for piece in pieces:
         around = accumulate(piece.qualname.split(".")[:-1], "{}.{}".format)
         yield replace(piece, depth=sum(each in headed for each in around))

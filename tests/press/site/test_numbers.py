@@ -6,6 +6,8 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 from press.project import sidelit
 
 
@@ -46,9 +48,13 @@ def outer():
 '''
 
 
-def test_no_heading_skips_a_level_where_code_without_words_stands_between(sample: Path) -> None:
+SAID = NESTED.replace("        def inner", "        # Why it is so.\n        y = x\n\n        def inner")
+
+
+@pytest.mark.parametrize("nested", [NESTED, SAID])
+def test_no_heading_skips_a_level_where_code_without_words_stands_between(sample: Path, nested: str) -> None:
     with (sample / "src/sample/ring.py").open("a", encoding="utf-8") as file:
-        file.write(NESTED)
+        file.write(nested)
     sidelit("build", cwd=sample)
     text = (sample / "build/site/ring.html").read_text("utf-8")
     found = re.findall(r"(?s)<h([1-6])\b[^>]*>(.*?)</h", text)
