@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -145,6 +146,10 @@ class _Told:
     used: set[str] = field(default_factory=set)
 
 
+# What may be the name of a file that a template includes.
+_QUOTED = re.compile(r"""["']([^"'\n<>{}]{1,60})["']""")
+
+
 class Easel:
     """Draws the figures of one site; `folder` holds their templates, `shown` is what messages call it."""
 
@@ -160,6 +165,7 @@ class Easel:
         )
         self.environment.globals.update(_TOOLS)
         self._sound: set[str] = set()
+        self._digests: dict[str, str] = {}
 
     def draw(
         self, figure: Figure, book: catalog.Catalog | None, counts: Sequence[tuple[float, str]] = ()
@@ -196,9 +202,33 @@ class Easel:
 
     def digest(self, figure: Figure) -> str:
         """Stands for the files that a figure is drawn from."""
-        recorded = (self.folder.parent / RECORDED / f"{each.name}.json" for each in figure.recordings)
-        shared = sorted(self.folder.glob("_*"))
-        return store.of_files([*sorted(self.folder.glob(f"{figure.name}.*")), *shared, *recorded])
+        if figure.name not in self._digests:
+            recorded = (self.folder.parent / RECORDED / f"{each.name}.json" for each in figure.recordings)
+            drawings = self._included([*self._own.get(figure.name, ()), *self._own[""]])
+            self._digests[figure.name] = store.of_files([*sorted(drawings), *recorded])
+        return self._digests[figure.name]
+
+    @cached_property
+    def _own(self) -> Mapping[str, Sequence[Path]]:
+        """The files of each figure; under the empty name those of none, which any drawing may include."""
+        found = [path for path in self.folder.rglob("*") if path.is_file()]
+        own: dict[str, list[Path]] = {path.stem: [] for path in self.folder.glob("*.toml")}
+        own[""] = []
+        for path in found:
+            name = path.name.partition(".")[0] if path.parent == self.folder else ""
+            own[name if name in own else ""].append(path)
+        return own
+
+    def _included(self, paths: Sequence[Path]) -> set[Path]:
+        """Files, and those that they name between quotation marks."""
+        found: set[Path] = set()
+        todo = [*paths]
+        while todo:
+            if (path := todo.pop()) not in found and path.is_file():
+                found.add(path)
+                text = path.read_text(encoding="utf-8", errors="replace") if path.suffix != ".toml" else ""
+                todo += (self.folder / name for name in _QUOTED.findall(text))
+        return found
 
     def _path(self, figure: Figure, ending: str) -> str:
         return f"{self.shown}/{figure.name}.{ending}"

@@ -94,6 +94,21 @@ def test_a_changed_recording_changes_the_page(sample: Path, site: Path) -> None:
     assert "Ring holds 800\u202fB at most" in after["index.html"]
 
 
+@pytest.mark.parametrize("name", ["parts/mark.svg", "mark.txt", "other.svg"])
+def test_a_changed_drawing_that_another_one_includes_changes_the_page(
+    sample: Path, site: Path, name: str
+) -> None:
+    drawings = site / "figures"
+    (drawings / "parts").mkdir()
+    (drawings / "other.toml").write_text(studio.WORDS, "utf-8")
+    (drawings / "other.svg").write_text("", "utf-8")
+    (drawings / name).write_text('<rect class="first"/>', "utf-8")
+    edit(drawings / "bars.svg", "{{ axis_below", f'{{% include "{name}" %}}\n{{{{ axis_below')
+    assert '<rect class="first"/>' in built(sample)["index.html"]
+    (drawings / name).write_text('<rect class="second"/>', "utf-8")
+    assert '<rect class="second"/>' in built(sample)["index.html"]
+
+
 def test_a_page_is_in_its_language_and_says_what_is_missing(sample: Path, site: Path) -> None:
     sidelit("sync", cwd=sample)
     words = {
