@@ -213,6 +213,16 @@ def test_keywords_of_a_place_that_is_not_there_are_refused(sample: Path, at: str
     assert told == f"site/search.toml:2: there is no place {at} to find by keywords\n"
 
 
+def test_keywords_of_no_place_hide_no_mistake_of_a_page(sample: Path) -> None:
+    text = '[[keywords]]\nat = "ring.html#Ring.gone"\nen = ["a"]\n'
+    (sample / "site/search.toml").write_text(text, encoding="utf-8")
+    with (sample / "site/pages/index.md").open("a", encoding="utf-8") as index:
+        index.write("\nSee [it](nowhere.md).\n")
+    for _ in range(2):
+        told = sidelit("build", cwd=sample, code=1).stderr
+        assert "the link 'nowhere.md' leads to no page or file of the site" in told
+
+
 def test_keywords_are_found_in_the_language_of_a_page_and_in_the_first(files: dict[str, bytes]) -> None:
     japanese = index(files, "ja")
     for query in ("舷窓", "porthole"):

@@ -18,6 +18,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -26,6 +27,7 @@ from sidelit.cache.records import quick
 from sidelit.config.chapters import Chapter
 from sidelit.config.config import Config
 from sidelit.config.glossary import Glossary
+from sidelit.errors import SidelitError
 from sidelit.site.edition import Edition, Page
 from sidelit.site.listing import DataTable
 from sidelit.site.search import places, postings, synonyms
@@ -122,9 +124,13 @@ class Reading:
         self.tables = store.digest(made_of.tables, self.spoken)
 
     def ahead(self, page: Page) -> None:
-        """Read a page while its words are at hand, if it is one of the index."""
+        """Read a page while its words are at hand, if it is one of the index.
+
+        Keywords of no place are told when it is written: what is wrong on the pages comes first.
+        """
         if page.text.item.output in self.edition.pages:
-            self._page(page)
+            with suppress(SidelitError):
+                self._page(page)
 
     def stretch(self, pages: Sequence[Page]) -> _Stretch:
         """Read some pages in a row."""
