@@ -54,6 +54,8 @@ class Prose:
     """Its place among the lessons, from 0, or among the labs; empty for a lesson that is not counted."""
     group: str = ""
     """The group of the course that it is in, by its label."""
+    append_line: int = 0
+    """Where the configuration names the table."""
 
     @property
     def kind(self) -> str:
@@ -102,7 +104,8 @@ def prose(table: Table, folder: str, codes: Sequence[str]) -> Prose:
     kept, moved = languages.kept(table, codes), tuple(_moved(table, f"{folder}/pages"))
     table.finish()
     source, line = f"{folder}/pages/{path}", table.line(given)
-    return Prose(source, called.output, called.name, append, called.former, line, kept, moved)
+    at = table.line("append") if append else 0
+    return Prose(source, called.output, called.name, append, called.former, line, kept, moved, append_line=at)
 
 
 def _moved(table: Table, pages: str) -> Iterator[Moved]:

@@ -87,6 +87,6 @@ def tables(config: Config, terms: Glossary) -> Mapping[str, DataTable]:
         if page.append is not None and page.append not in known:
             what = f"nothing is made under the name {page.append!r}"
             hint = nearest(page.append, known, f"there is {', '.join(known)}")
-            raise SidelitError(what, path=config.shown(config.path), line=page.line, hint=hint)
+            raise SidelitError(what, path=config.shown(config.path), line=page.append_line, hint=hint)
     shown = dict.fromkeys(page.append for page in config.prose if page.append)
     return {name: known[name](config, terms) for name in shown}

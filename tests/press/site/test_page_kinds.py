@@ -67,7 +67,7 @@ def test_a_line_and_a_template_make_a_kind(sample: Path, monkeypatch: pytest.Mon
 def test_an_unknown_kind_is_refused_with_its_place(sample: Path) -> None:
     give_fruit(sample)
     told = sidelit("build", cwd=sample, code=1).stderr
-    line = (sample / TOML).read_text("utf-8").split("\n").index('source = "fruit.md"') + 1
+    line = (sample / TOML).read_text("utf-8").split("\n").index('append = "fruit"') + 1
     assert told == (
         f"{TOML}:{line}: nothing is made under the name 'fruit'; there is glossary, bibliography, commands\n"
     )
