@@ -79,7 +79,7 @@ def tests_read(config: Config, path: str) -> Task[Mapping[str, Proved]]:
 def _stated(text: str, path: str) -> dict[str, Proved]:
     try:
         tree = syntax.tree(text)
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         source.parse(text, path)  # It says what is wrong, and where.
         raise
     lines = _NEWLINE.split(text)
@@ -326,7 +326,7 @@ def _tests_of(config: Config, names: Identifiers, text: Text) -> Task[tuple[Test
 def _found(config: Config, names: Identifiers, path: str) -> Iterator[Test]:
     try:
         tree = syntax.tree(read_source(config.project / path, path)[0])
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     nodes = dict(_functions(tree))
     owners = {line: name for name, node in nodes.items() for line in _lines(node)}

@@ -164,6 +164,13 @@ def test_tests_stand_below_any_number_of_branches(tested: Path) -> None:
     assert f"<li><code>{name}</code></li>" in foot(tested, "ring.html")
 
 
+def test_tests_that_are_nested_too_deeply_are_refused_with_their_file(tested: Path) -> None:
+    prove(tested, ALL[0])
+    (tested / "tests/ring.py").write_text("x = " + "-" * 100_000 + "1\n", encoding="utf-8")
+    told = sidelit("build", cwd=tested, code=1).stderr
+    assert told == "tests/ring.py:1: nested too deeply for Python's parser\n"
+
+
 def test_a_list_of_tests_wants_some(tested: Path) -> None:
     with (tested / "site/pages/notes/reading.md").open("a", encoding="utf-8") as file:
         file.write("\n::: proofs\n:::\n")
