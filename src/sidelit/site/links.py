@@ -100,8 +100,8 @@ def forwards(found: Leads, texts: Sequence[Text]) -> tuple[str, ...]:
     return tuple(address for address in sorted(found) if address not in {text.item.output for text in texts})
 
 
-# What a task notes that asks where an old address leads, and whether a text has a section.
-LEADS, SECTION = "leads:{}", "section:{}\t{}\t{}"
+# What a task notes that asks where an old address leads, whether a text has a section, and which it has.
+LEADS, SECTION, IDS = "leads:{}", "section:{}\t{}\t{}", "ids:{}"
 
 
 def leading(found: Leads, address: str) -> Mapping[str, Lead]:
@@ -279,6 +279,8 @@ class Index:
             return relative(lead.output, page.output) + (f"#{fragment(lead.id)}" if lead.id else "")
         address = "" if here else relative(target.output, page.output)
         if not known and (anchor or here):
+            # The hint looks at all of them.
+            note(IDS.format(target.source))
             raise SidelitError(
                 f"{target.source} has no section {anchor!r}",
                 path=page.source,

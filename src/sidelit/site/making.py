@@ -88,6 +88,7 @@ def inputs(build: BuildContext, graph: Graph) -> str:
     graph.input("lede", lambda name: store.digest(page(name).summary))
     graph.input("contents", contents)
     graph.input("section", section)
+    graph.input("ids", lambda source: store.digest(index.targets[source].ids))
     graph.input("leads", lambda address: store.digest(build.leads.get(address, {})))
     graph.input("names", build.names.digest)
     graph.input("backlinks", build.backlinks.digest)

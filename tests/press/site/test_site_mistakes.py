@@ -332,3 +332,14 @@ def test_a_folder_that_holds_something_else_is_not_overwritten(sample: Path) -> 
         name: data for name, data in tree(sample).items() if not name.startswith((".cache", "build"))
     } == before
     assert (sample / "build/site/mine.txt").read_text(encoding="utf-8") == "mine"
+
+
+def test_the_hint_of_a_mistake_follows_the_page_that_a_link_leads_to(sample: Path) -> None:
+    with (sample / "site/pages/index.md").open("a", encoding="utf-8") as index:
+        index.write("\nSee [it](notes/reading.md#a-late-heading).\n")
+    told = sidelit("build", cwd=sample, code=1).stderr
+    assert "has no section 'a-late-heading'" in told
+    assert "did you mean" not in told
+    with (sample / "site/pages/notes/reading.md").open("a", encoding="utf-8") as reading:
+        reading.write("\n## A later heading\n\nWords.\n")
+    assert "did you mean 'a-later-heading'?" in sidelit("build", cwd=sample, code=1).stderr
