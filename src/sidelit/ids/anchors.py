@@ -18,11 +18,21 @@ from itertools import chain
 
 from sidelit.cache.records import quick
 from sidelit.errors import SidelitError
-from sidelit.ids.matching import HEADING, PIECES, Imprint, imprint, match, moved, piece, propose
+from sidelit.ids.matching import (
+    HEADING,
+    NUMBERS,
+    PIECES,
+    Imprint,
+    imprint,
+    match,
+    moved,
+    numbered,
+    piece,
+    propose,
+)
 from sidelit.source.source import Document
 
 _DIGEST = re.compile(r"/(?:code|comment)-[0-9a-f]{8}(?:-\d+)?$|@[0-9a-f]{8}(?:-\d+)?$")
-_NUMBER = re.compile(r"-\d+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +144,8 @@ class Naming:
         self.current = [self.sections[index] for index in self.shown]
         pairs, self.renamed = self._found(published)
         self.lost = [entry for old, entry in enumerate(published) if old not in pairs]
-        self.taken = {name for each in published for name in (each.id, *each.aliases)} | set(reserved)
+        names = (name for each in published for name in (each.id, *each.aliases))
+        self.taken = {*names, *reserved}
         self.names: dict[int, str] = {}
         self.kept: list[tuple[Imprint, int]] = []
         for old, new in pairs.items():
@@ -228,11 +239,7 @@ class Naming:
 
     def _free(self, name: str) -> str:
         """Return `name`, or where it is taken the next one that is free, and take it."""
-        free = name
-        count = 2
-        while free in self.taken:
-            free = f"{name}-{count}"
-            count += 1
+        free = next(each for each in numbered(name) if each not in self.taken)
         self.taken.add(free)
         return free
 
@@ -256,6 +263,6 @@ class Naming:
         return pairs, renamed
 
     def _stays(self, old: Imprint, new: Imprint) -> bool:
-        """Whether a heading says what it said, under an id that differs in its number at most."""
-        alike = old.words == new.words and _NUMBER.sub("", old.id) == _NUMBER.sub("", new.id)
+        """Whether a heading says what it said, under an id that differs in its numbers at most."""
+        alike = old.words == new.words and NUMBERS.sub("", old.id) == NUMBERS.sub("", new.id)
         return alike and not {old.id, new.id} & self.said

@@ -68,6 +68,17 @@ def slug(text: str, words: int = WORDS) -> str:
     return "-".join(found[:words])
 
 
+def numbered(name: str) -> Iterator[str]:
+    """A name, and then the same with a number, from 2 on; none is an id that a page has of its own."""
+    base = f"{name}-heading" if PAGES_OWN.fullmatch(f"{name}-2") else name
+    named = itertools.chain((name,), (f"{base}-{number}" for number in itertools.count(2)))
+    return (each for each in named if not PAGES_OWN.fullmatch(each))
+
+
+# The ids that templates and footnotes have on a page, and the numbers that `numbered` adds.
+PAGES_OWN = re.compile(r"main-text|note-\d+|(?:title-|lede-)?ref-\d+-\d+")
+NUMBERS = re.compile(r"(?:(?:-heading)?-\d+)+$")
+
 # What is dropped or unwrapped before words are counted, in this order.
 MARKUP: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"^(?:```|~~~).*?^(?:```|~~~)", re.MULTILINE | re.DOTALL), " "),

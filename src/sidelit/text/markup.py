@@ -28,6 +28,7 @@ from mdit_py_plugins.dollarmath.index import math_block_dollar, math_inline_doll
 from mdit_py_plugins.field_list import fieldlist_plugin
 from mdit_py_plugins.footnote import footnote_plugin
 
+from sidelit.ids.matching import PAGES_OWN, numbered
 from sidelit.text import inline_syntax
 from sidelit.text.directives import rule as directive
 from sidelit.text.inline_syntax import is_cjk
@@ -454,10 +455,6 @@ def _made_up_title(title_open: Token) -> str:
     return title_open.markup.split()[-1].title()
 
 
-# The ids that templates and footnotes have on a page.
-_PAGES_OWN = re.compile(r"main-text|note-\d+|(?:title-|lede-)?ref-\d+-\d+")
-
-
 def slug_headings(tokens: Sequence[Token]) -> None:
     """Give each heading the id it may have on a page, from the English, so that every language shares it.
 
@@ -485,14 +482,13 @@ class _Slugs:
 
     def __init__(self) -> None:
         self.taken: set[str] = set()
-        # The number to try next: with many headings of one name, none of the lower ones is tried again.
-        self._numbers: dict[str, Iterator[int]] = {}
+        # What to try next: with many headings of one name, none of the lower numbers is tried again.
+        self._names: dict[str, Iterator[str]] = {}
 
     def free(self, name: str) -> str:
         """A name, or the next one that is free, which is taken now."""
-        slug = name
-        while slug in self.taken or _PAGES_OWN.fullmatch(slug):
-            slug = f"{name}-{next(self._numbers.setdefault(name, itertools.count(2)))}"
+        names = self._names.setdefault(name, numbered(name))
+        slug = next(each for each in names if each not in self.taken)
         self.taken.add(slug)
         return slug
 
@@ -528,7 +524,7 @@ def units(tokens: Iterable[Token]) -> Iterator[Token]:
 def anchors(tokens: Iterable[Token]) -> Iterator[str]:
     """The names that `<a id="…">` gives to places in the text, but for those that are the page's own."""
     for token in tokens:
-        if token.type == "anchor" and not _PAGES_OWN.fullmatch(token.content):
+        if token.type == "anchor" and not PAGES_OWN.fullmatch(token.content):
             yield token.content
         yield from anchors(token.children or ())
 

@@ -137,6 +137,18 @@ def test_headings_that_say_the_same_keep_their_ids_when_they_change_places(guide
     assert ids(guide) == [*FIRST[:4], "example-3", "example-2", "example", *FIRST[6:]]
 
 
+def test_a_number_stays_what_a_release_has_published(guide: Path) -> None:
+    gone = TEXT.replace("## Example\n\nThe second one closes it again.\n\n", "")
+    (guide / GUIDE).write_text(gone, encoding="utf-8")
+    sidelit("publish", "--redirect", "pages/guide#example-2=help", cwd=guide)
+    edit(guide / GUIDE, "## Get help", "## Example\n\nOne that is new.\n\n## Get help")
+    sidelit("publish", cwd=guide)
+    ledger = (guide / LEDGER).read_text(encoding="utf-8")
+    assert '"example-2-2": {' in ledger
+    sidelit("publish", cwd=guide)
+    assert (guide / LEDGER).read_text(encoding="utf-8") == ledger
+
+
 def test_headings_in_another_order_keep_their_ids(guide: Path) -> None:
     head, *rest = TEXT.split("\n## ")
     (guide / GUIDE).write_text("\n## ".join([head, *reversed(rest)]), encoding="utf-8")

@@ -80,6 +80,11 @@ def test_every_heading_has_its_own_slug() -> None:
     assert slugs("## →\n\n## …\n") == ["section", "section-2"]
 
 
+def test_no_heading_has_the_id_of_a_footnote() -> None:
+    text = "## Note\n\n## Note\n\n## Note 2\n\n## Ref 1\n\n## Ref 1\n"
+    assert slugs(text) == ["note", "note-heading-2", "note-2-2", "ref-1", "ref-1-heading-2"]
+
+
 def test_a_heading_that_got_its_slug_from_ascii_alone_answers_to_it() -> None:
     text = "## 安装 PyTorch\n\n## 卸载 PyTorch\n\n## PyTorch\n\n## 概要\n"
     assert slugs(text) == ["安装-pytorch", "卸载-pytorch", "pytorch", "概要"]
