@@ -145,7 +145,7 @@ class Naming:
         pairs, self.renamed = self._found(published)
         self.lost = [entry for old, entry in enumerate(published) if old not in pairs]
         names = (name for each in published for name in (each.id, *each.aliases))
-        self.taken = {*names, *reserved}
+        self.taken = {*names, *reserved, *self.said}
         self.names: dict[int, str] = {}
         self.kept: list[tuple[Imprint, int]] = []
         for old, new in pairs.items():

@@ -149,6 +149,20 @@ def test_a_number_stays_what_a_release_has_published(guide: Path) -> None:
     assert (guide / LEDGER).read_text(encoding="utf-8") == ledger
 
 
+def test_no_heading_gets_the_id_that_an_author_gives_to_another_one(guide: Path) -> None:
+    # The readers of the first `example` find another page, so one that is new needs a number.
+    gone = TEXT.replace("## Example\n\nThe first one opens a file.\n\n", "")
+    (guide / GUIDE).write_text(gone.replace("## Example\n\nThe second one closes it again.\n\n", ""), "utf-8")
+    redirects = ["--redirect", "pages/guide#example=help", "--redirect", "pages/guide#example-2=help"]
+    sidelit("publish", *redirects, cwd=guide)
+    edit(guide / GUIDE, "## First steps", "## First steps {#example-3}")
+    edit(guide / GUIDE, "## Get help", "## Example\n\nOne that is new.\n\n## Get help")
+    build(guide)
+    found = page(guide / "build/site", "guide.html").ids
+    assert found.count("example-3") == 1
+    assert "example-4" in found
+
+
 def test_headings_in_another_order_keep_their_ids(guide: Path) -> None:
     head, *rest = TEXT.split("\n## ")
     (guide / GUIDE).write_text("\n## ".join([head, *reversed(rest)]), encoding="utf-8")
