@@ -25,14 +25,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from sidelit.config.chapters import Former
 from sidelit.errors import SidelitError
 from sidelit.files import assets
 from sidelit.ids.anchors import Linked, linked
 from sidelit.ids.matching import HEADING, Imprint
-from sidelit.source.source import Document
+from sidelit.source.source import Document, Kind
 
 Page = tuple[Imprint, ...]
 
@@ -57,11 +57,13 @@ def load(path: Path) -> Ledger:
     if not path.exists():
         return Ledger()
     data = assets.parsed(path, path, _HINT)
+    about, pages, page = {}, {}, PAGE
     try:
-        about = {page: _address(entries.pop(PAGE, {})) for page, entries in data.items()}
-        pages = {page: tuple(_read(*item) for item in entries.items()) for page, entries in data.items()}
+        for page, entries in data.items():
+            about[page] = _address(entries.pop(PAGE, {}))
+            pages[page] = tuple(_read(*item) for item in entries.items())
     except (AttributeError, KeyError, TypeError):
-        raise SidelitError("not a ledger of ids", path=path, line=1, hint=_HINT) from None
+        raise SidelitError("not a ledger of ids", path=path, line=line_of(path, page), hint=_HINT) from None
     return Ledger(pages, {page: address for page, address in about.items() if address})
 
 
@@ -116,15 +118,28 @@ def _entry(each: Imprint) -> dict[str, object]:
 
 
 def _read(name: str, entry: Mapping[str, Any]) -> Imprint:
+    kind, qualname = _texts([entry["kind"], entry["qualname"]])
+    words, lines = _texts([entry.get("words", ""), entry.get("lines", "")])
+    aliases, places = _texts(entry.get("aliases", [])), _texts(entry.get("places", []))
     return Imprint(
         name,
-        entry["kind"],
-        entry["qualname"],
-        tuple(entry.get("words", "").split()),
-        tuple(entry.get("lines", "").split()),
-        tuple(entry.get("aliases", ())),
-        tuple(_sound(place) for place in entry.get("places", ())),
+        cast("Kind", kind),
+        qualname,
+        tuple(words.split()),
+        tuple(lines.split()),
+        aliases,
+        tuple(map(_sound, places)),
     )
+
+
+def _texts(given: object) -> tuple[str, ...]:
+    """The texts of a list.
+
+    :raises TypeError: it is none, or holds something else.
+    """
+    if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+        raise TypeError("not a list of texts")
+    return tuple(given)
 
 
 # ## Which page of today is which published one

@@ -478,8 +478,16 @@ def test_without_a_ledger_nothing_is_published(ledger: Path) -> None:
     assert ledger_file.load(ledger) == ledger_file.Ledger()
 
 
+_ODD = '{"a": {},\n "b": {\n  "c": {"kind": "heading", "qualname": "", %s}}}'
+
+
 @pytest.mark.parametrize(
-    "text", ["{\n nonsense", "[]", '{"a": 1}', '{"a": {"b": {}}}', '{"a": {"b": {"kind": 1}}}']
+    "text",
+    [
+        *("{\n nonsense", "[]", '{"a": 1}', '{"a": {"b": {}}}', '{"a": {"b": {"kind": 1}}}'),
+        *(_ODD % each for each in ('"qualname": null', '"kind": []', '"words": 1', '"aliases": "install"')),
+        *(_ODD % each for each in ('"aliases": [["install"]]', '"places": {"a.html#b": 1}')),
+    ],
 )
 def test_a_damaged_ledger_is_refused_with_its_place(ledger: Path, text: str) -> None:
     ledger.write_text(text, encoding="utf-8")
@@ -487,6 +495,8 @@ def test_a_damaged_ledger_is_refused_with_its_place(ledger: Path, text: str) -> 
         ledger_file.load(ledger)
     assert str(caught.value).startswith(f"{ledger}:{caught.value.line}: not ")
     assert "sidelit publish" in str(caught.value)
+    # The page is named by the line on which it begins.
+    assert caught.value.line == 1 + text.partition('"b"')[0].count("\n")
 
 
 def test_a_published_page_must_stay(published: Path) -> None:
