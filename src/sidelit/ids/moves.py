@@ -14,7 +14,7 @@ from pathlib import Path
 from sidelit.errors import SidelitError
 from sidelit.ids import ledger as ledger_file
 from sidelit.ids.anchors import Anchor, Naming, imprints, linked, nowhere, places_of
-from sidelit.ids.ledger import Claims, Ledger, Placed
+from sidelit.ids.ledger import Claims, Ledger, Page, Placed
 from sidelit.ids.matching import PIECES, Imprint, alike, match, says_enough, text_of
 
 # ## Where the readers of a section that is gone go
@@ -111,18 +111,25 @@ def assign(
     return {page.name: wrong.get(page.name) or site.anchors(page, arrived[page.name]) for page in pages}
 
 
-def publish(path: Path, pages: Sequence[Placed], redirects: Redirects | None = None) -> Ledger:
+def publish(
+    path: Path,
+    pages: Sequence[Placed],
+    redirects: Redirects | None = None,
+    check: Callable[[Mapping[str, Page]], None] = lambda fixed: None,
+) -> Ledger:
     """Fix the ids and the addresses of all pages and write them to the ledger.
 
+    :param check: refuses the published sections of the pages, by name, before they are written.
     :raises SidelitError: a published id or page would lead nowhere.
     """
     given = assign(pages, ledger_file.load(path), redirects)
-    fixed = {}
+    fixed: dict[str, Page] = {}
     for page in pages:
         anchors = given[page.name]
         if isinstance(anchors, SidelitError):
             raise anchors
         fixed[page.name] = imprints(page.document, anchors)
+    check(fixed)
     ledger = Ledger(fixed, {page.name: page.output for page in pages})
     ledger_file.save(path, ledger)
     return ledger

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -23,7 +24,7 @@ from sidelit.config import config as configuration
 from sidelit.config.chapters import Chapter
 from sidelit.config.config import Config
 from sidelit.config.prose import Prose
-from sidelit.errors import SidelitError
+from sidelit.errors import Collector, Failures, SidelitError
 from sidelit.ids import anchors, ledger, moves
 from sidelit.ids.anchors import Anchor, Linked
 from sidelit.ids.matching import HEADING, Imprint, text_digest
@@ -49,9 +50,44 @@ def publish(config: Config, redirects: Redirects) -> Path:
     Raises `SidelitError` when a published id or page would lead nowhere, or a redirect means nothing.
     """
     path = config.folder / LEDGER
+
+    def check(fixed: Mapping[str, ledger.Page]) -> None:
+        # The ledger forgets what the configuration answers for, so the answer has to be right.
+        gathered = Collector()
+        ids = {each.source: _names_on(fixed[each.name]) for each in config.prose}
+        for error in astray(config, ids):
+            gathered.add(error)
+        gathered.check()
+
     with _in_ledger(config):
-        moves.publish(path, _pages(config), redirects)
+        moves.publish(path, _pages(config), redirects, check)
     return path
+
+
+def _names_on(page: ledger.Page) -> frozenset[str]:
+    return frozenset(name for each in page for name in (each.id, *each.aliases))
+
+
+def astray(config: Config, ids: Mapping[str, Set[str]]) -> Iterator[SidelitError]:
+    """The sections of prose that are said to be elsewhere and are not, given the `ids` of each source."""
+    path = config.shown(config.path)
+    said = ((item, moved) for item in config.prose for moved in item.moved)
+    for page, moved in said:
+        what = hint = None
+        if moved.source not in ids:
+            what = f"`moved` leads to {moved.source}, which is no page of the site"
+        elif moved.id and moved.id not in ids[moved.source]:
+            what = f"`moved` leads to {moved.id!r}, which is no section of {moved.source}"
+            close = difflib.get_close_matches(moved.id, tuple(ids[moved.source]), n=1)
+            hint = f"did you mean {close[0]!r}?" if close else None
+        elif moved.source == page.source:
+            what = f"{moved.old!r} in `moved` leads to the page that it has left"
+            redirect = f"{page.name}#{moved.old}={moved.id or 'ID'}"
+            hint = f"say it at the next release: `sidelit publish --redirect {redirect}`"
+        elif moved.old in ids[page.source]:
+            what, hint = f"{moved.old!r} in `moved` is a section of {page.source}", "remove it"
+        if what:
+            yield SidelitError(what, path=path, line=moved.line, hint=hint)
 
 
 def pages(config: Config, found: Mapping[str, Source], texts: Mapping[str, Text]) -> list[ledger.Placed]:
@@ -178,7 +214,7 @@ def _in_ledger(config: Config) -> Iterator[None]:
     try:
         yield
     except SidelitError as error:
-        if error.path not in (None, str(path)):
+        if isinstance(error, Failures) or error.path not in (None, str(path)):
             raise
         line = ledger.line_of(path, error.page) if isinstance(error, ledger.Vanished) else error.line
         raise SidelitError(error.what, path=config.shown(path), line=line, hint=error.hint) from None

@@ -77,24 +77,6 @@ def leads(texts: Sequence[Text]) -> Leads:
     return found
 
 
-def astray(config: Config, texts: Mapping[str, Text]) -> Iterator[SidelitError]:
-    """The sections of prose that are said to be elsewhere now, and are not."""
-    path = config.shown(config.path)
-    for text in texts.values():
-        for moved in _moved(text):
-            there = texts.get(moved.source)
-            if there is None:
-                what = f"`moved` leads to {moved.source}, which is no page of the site"
-                yield SidelitError(what, path=path, line=moved.line)
-            elif moved.id and moved.id not in there.ids:
-                what = f"`moved` leads to {moved.id!r}, which is no section of {moved.source}"
-                hint = _nearest(moved.id, tuple(there.ids))
-                yield SidelitError(what, path=path, line=moved.line, hint=hint)
-            elif moved.old in text.ids:
-                what = f"{moved.old!r} in `moved` is a section of {text.item.source}"
-                yield SidelitError(what, path=path, line=moved.line, hint="remove it")
-
-
 def forwards(found: Leads, texts: Sequence[Text]) -> tuple[str, ...]:
     """The old addresses at which no page stands."""
     return tuple(address for address in sorted(found) if address not in {text.item.output for text in texts})

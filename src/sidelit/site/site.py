@@ -254,7 +254,7 @@ def _orders(build: BuildContext, written: Sequence[content.Text]) -> list[list[m
 
 def mistakes(named: ProjectIndex) -> Iterator[SidelitError]:
     """What the pages ask of each other and is not there, as far as no language is needed to see it."""
-    yield from links.astray(named.config, named.texts)
+    yield from anchoring.astray(named.config, {source: text.ids for source, text in named.texts.items()})
     for text in named.texts.values():
         yield from registry.mistakes(text, named)
 

@@ -218,6 +218,32 @@ def test_its_author_may_say_so_in_the_configuration(guide: Path) -> None:
     assert {"notes/reading.html", "notes/reading.html#the-works"} <= set(shown.addresses)
 
 
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        ("notes/nowhere.md", "`moved` leads to site/pages/notes/nowhere.md, which is no page of the site"),
+        ("notes/reading.md#the-work", "; did you mean 'the-works'?"),
+        (
+            "guide.md#help",
+            "; say it at the next release: `sidelit publish --redirect pages/guide#install-it=help`",
+        ),
+    ],
+)
+def test_a_release_forgets_no_id_for_which_its_author_answers_wrongly(
+    guide: Path, place: str, told: str
+) -> None:
+    edit(guide / GUIDE, "## Install it\n\nTake the package with pip. It", "It")
+    moved = f'source = "guide.md"\n[front.moved]\ninstall-it = "{place}"\n'
+    edit(guide / CONFIG, 'source = "guide.md"\n', moved)
+    line = (guide / CONFIG).read_text(encoding="utf-8").partition("install-it")[0].count("\n") + 1
+    before = (guide / LEDGER).read_bytes()
+    for command in ("build", "publish"):
+        said = sidelit(command, cwd=guide, code=1).stderr
+        assert said.startswith(f"{CONFIG}:{line}: ")
+        assert told in said
+    assert (guide / LEDGER).read_bytes() == before
+
+
 def test_what_an_author_says_counts_more_than_what_is_alike(guide: Path) -> None:
     edit(guide / GUIDE, "## Install it", "## Set it up")
     moved = 'source = "guide.md"\n[front.moved]\ninstall-it = "notes/reading.md#the-works"\n'
