@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -156,11 +157,14 @@ def test_the_last_folders_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(printing, "KEPT", 2)
     kept = folder / "cache/sidelit/printed"
     found = []
+    kept.mkdir(parents=True)
+    (kept / "odd").symlink_to("nowhere")
+    os.utime(kept / "odd", (0, 0), follow_symlinks=False)
     for name in ("a", "b", "c"):
         (folder / name).mkdir()
         (folder / name / "x.py").write_text("x = 1\n", encoding="utf-8")
         sidelit("print", name, "--out", "out", cwd=folder)
-        found.append({each.name for each in kept.iterdir()})
+        found.append({each.name for each in kept.iterdir()} - {"odd"})
     assert [len(each) for each in found] == [1, 2, 2]
     assert found[2] - found[1]
 
@@ -169,3 +173,9 @@ def test_a_place_that_cannot_be_written_to_costs_time_alone(folder: Path) -> Non
     (folder / "cache/sidelit").mkdir(parents=True)
     (folder / "cache/sidelit/printed").write_bytes(b"")
     assert printed(folder) == without(folder)
+
+
+def test_a_relative_place_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "kept")
+    printed(folder)
+    assert not (folder / "kept").exists()

@@ -194,9 +194,13 @@ class Store:
 
 
 def home() -> Path | None:
-    """Where programs keep what is of use to this user alone and may be lost."""
+    """Where programs keep what is of use to this user alone and may be lost.
+
+    A relative path names another place in each folder, so nobody means one, as the standard says.
+    """
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sidelit"
+        return (given if given.is_absolute() else Path.home() / ".cache") / "sidelit"
     except RuntimeError:
         return None  # Nobody knows where the user is at home.
 

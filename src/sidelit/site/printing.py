@@ -438,7 +438,7 @@ def _kept(base: Path, out: Path) -> Iterator[Store]:
         with suppress(OSError):
             own.mkdir(parents=True, exist_ok=True)
             os.utime(own)
-            used = sorted(own.parent.iterdir(), key=lambda each: each.stat().st_mtime, reverse=True)
+            used = sorted(own.parent.iterdir(), key=lambda each: each.lstat().st_mtime, reverse=True)
             for each in used[KEPT:]:
                 shutil.rmtree(each, ignore_errors=True)
         yield kept
