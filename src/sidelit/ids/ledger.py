@@ -153,6 +153,7 @@ def _texts(given: object) -> tuple[str, ...]:
 # 2. The page of this name is it.
 # 3. The page whose path would give this name is it: an older press named pages by their paths.
 # 4. The page at its address is it: it has gone to another package.
+# 5. A page that says `was = [its address without .html]` goes on with it: it was of another kind.
 #
 # A published page that none of them finds would vanish, and stops the build.
 
@@ -224,19 +225,21 @@ class Claims:
 
     def _ways(self) -> tuple[Mapping[str, Placed], ...]:
         """The pages by what says that they go on with a published one, the strongest first: by a former name
-        that is not noted yet, by their own, by any former one, and by their address.
+        that is not noted yet, by their own, by any former one, by their address, and by a former one.
         """
-        nav: tuple[dict[str, Placed], ...] = ({}, {}, {}, {})
+        nav: tuple[dict[str, Placed], ...] = ({}, {}, {}, {}, {})
         # Of two pages the first one in the book counts.
         for page in reversed(self.pages):
             nav[0].update((former.name, page) for former in self.unnoted(page))
             nav[1][page.name] = page
             nav[2].update((former.name, page) for former in page.former)
             nav[3][page.output] = page
+            nav[4].update((former.output, page) for former in page.former if former.told)
         return nav
 
     def _home(self, name: str, nav: Sequence[Mapping[str, Placed]]) -> Placed:
-        said = (name, name, name, self.ledger.addresses.get(name))
+        address = self.ledger.addresses.get(name)
+        said = (name, name, name, address, address)
         found = (way[key] for way, key in zip(nav, said, strict=True) if key is not None and key in way)
         if (home := next(found, None)) is None:
             raise self._vanished(name)
@@ -253,6 +256,9 @@ class Claims:
         likely, count = next(iter(shared.most_common(1)), ("", 0))
         entry = likely if count else "the page that took its place"
         short = name.partition("/")[2] or name
+        if not any(page.name.partition("/")[0] == name.partition("/")[0] for page in self.pages):
+            # No page of this kind is left, and `was` of another kind needs the address.
+            short = self.ledger.addresses.get(name, short).removesuffix(".html")
         hint = f'write `was = ["{short}"]` in the entry of {entry}, or keep a page of this name in the site'
         return Vanished(name, hint)
 

@@ -282,3 +282,15 @@ def test_a_page_that_went_is_told(guide: Path) -> None:
     addresses = page(guide / "build/site", "guide.html").addresses
     assert {"start.html", "start.html#set-it-up", "start.html#help"} <= set(addresses)
     assert "install-it" in page(guide / "build/site", "guide.html").ids
+
+
+def test_a_chapter_takes_in_a_page_of_markdown(guide: Path) -> None:
+    (guide / GUIDE).unlink()
+    edit(guide / CONFIG, '[[front]]\nsource = "guide.md"\n\n', "")
+    edit(guide / CONFIG, 'source = "ring.py"', 'source = "ring.py", was = ["guide"]')
+    told = build(guide, code=1).stderr
+    assert "the published id 'pages/guide#example' and 6 more would lead nowhere" in told
+    sidelit("publish", "--redirect", "pages/guide#*=Ring", cwd=guide)
+    build(guide)
+    addresses = page(guide / "build/site", "guide.html").addresses
+    assert {"ring.html", "ring.html#Ring"} <= set(addresses)
