@@ -80,10 +80,6 @@ def astray(config: Config, ids: Mapping[str, Set[str]]) -> Iterator[SidelitError
             what = f"`moved` leads to {moved.id!r}, which is no section of {moved.source}"
             close = difflib.get_close_matches(moved.id, tuple(ids[moved.source]), n=1)
             hint = f"did you mean {close[0]!r}?" if close else None
-        elif moved.source == page.source:
-            what = f"{moved.old!r} in `moved` leads to the page that it has left"
-            redirect = f"{page.name}#{moved.old}={moved.id or 'ID'}"
-            hint = f"say it at the next release: `sidelit publish --redirect {redirect}`"
         elif moved.old in ids[page.source]:
             what, hint = f"{moved.old!r} in `moved` is a section of {page.source}", "remove it"
         if what:

@@ -223,10 +223,6 @@ def test_its_author_may_say_so_in_the_configuration(guide: Path) -> None:
     [
         ("notes/nowhere.md", "`moved` leads to site/pages/notes/nowhere.md, which is no page of the site"),
         ("notes/reading.md#the-work", "; did you mean 'the-works'?"),
-        (
-            "guide.md#help",
-            "; say it at the next release: `sidelit publish --redirect pages/guide#install-it=help`",
-        ),
     ],
 )
 def test_a_release_forgets_no_id_for_which_its_author_answers_wrongly(
