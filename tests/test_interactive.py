@@ -13,20 +13,20 @@ from shardbook.planning.overlap import Wire
 from sidelit.figures import interactive, words
 from sidelit.site import site
 from sidelit.site.directives import section
-from sidelit.site.directives.kind import Book
+from sidelit.site.directives.kind import ProjectIndex
 from sidelit.text import directives
 
 TOUR = "site/lessons/one_step.md"
 
 
 @pytest.fixture(scope="module")
-def book() -> Book:
+def book() -> ProjectIndex:
     """All pages of the site."""
     return site.book(CONFIG, site.texts(CONFIG))
 
 
 @pytest.fixture(scope="module")
-def taken(book: Book) -> list[section.Taken]:
+def taken(book: ProjectIndex) -> list[section.Taken]:
     """The sections that the tour shows; what is depth cannot be taken."""
     given = map(directives.read, directives.among(book.texts[TOUR].tokens))
     return [section.take(each, book) for each in given if each.name == "section"]
