@@ -429,7 +429,8 @@ class Gallery:
 
     def _task(self, easel: Easel, figure: Figure) -> Task[dict[str, Drawing]]:
         """A figure in all languages: its template is read once for them."""
-        books = [book.digest for lang in self._counts if (book := self._book(figure, lang))]
+        found = [self._book(figure, lang) for lang in self._counts]
+        books = [book and (book.digest, book.source, book.original) for book in found]
         key = store.digest(easel.digest(figure), books, self._counts)
         return Task("figures", key, lambda: {lang: self._in(lang, easel, figure) for lang in self._counts})
 

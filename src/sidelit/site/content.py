@@ -322,14 +322,8 @@ def chapter(
     )
     pieces = tuple(_numbered(_nested(tuple(_joined(_with_anchors(pieces)))), number))
     ids = Ids(name for piece in pieces for name in (piece.id, *piece.aliases))
-    digest = chapter_digest(item, document, names, number)
     pieces = tuple(_with_figure(piece, item.source) for piece in pieces)
-    return Text(item, item.module, pieces, ids, number, digest=digest)
-
-
-def chapter_digest(item: Chapter, document: source.Document, names: Sequence[Anchor], number: int = 0) -> str:
-    """Stands for all that `chapter` makes a text from."""
-    return store.digest(document.text, item, names, number)
+    return Text(item, item.module, pieces, ids, number)
 
 
 def _imports(item: Chapter, section: source.Section, lines: tuple[code.Line, ...]) -> Imports | None:

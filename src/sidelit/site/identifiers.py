@@ -164,7 +164,11 @@ class Shown:
 
 
 def shown(text: Text) -> Shown:
-    """What the page of a source shows."""
+    """What the page of a source shows, unless an earlier build knows."""
+    return text.once("shown", partial(_shown, text))
+
+
+def _shown(text: Text) -> Shown:
     numbers, sections = set[int](), {}
     for piece in text.pieces:
         numbers.update(number for number, _ in (piece.imports.lines if piece.imports else ()))
@@ -177,11 +181,6 @@ def shown(text: Text) -> Shown:
         bits[number // 8] |= 1 << number % 8
     lines = int.from_bytes(bits, "little")
     return Shown(text.item.output, lines, sections)
-
-
-def shown_once(text: Text) -> Shown:
-    """The same, unless an earlier build knows."""
-    return text.once("shown", partial(shown, text))
 
 
 def _of(links: Mapping[str, Links], source: str) -> Links:
@@ -301,7 +300,7 @@ def identifiers(
     documented = library.addresses(config.inventories, config.folder, config.shown(config.folder))
     found = linked(config.project, [*texts, *unshown], jobs)
     return Identifiers(
-        {text.item.source: shown_once(text) for text in texts if not text.prose},
+        {text.item.source: shown(text) for text in texts if not text.prose},
         found.links,
         documented,
         found.outlines,

@@ -268,7 +268,7 @@ def _read(
             text, document = make(odd.append)
             pieces = tuple(text.pieces)
             graph.alone("pieces", key, lambda: pieces)
-            kept = replace(text, pieces=(), code=anchoring.code_of(document))
+            kept = replace(text, pieces=(), digest=key, code=anchoring.code_of(document))
             return _Made(key, kept, len(pieces), identifiers.shown(text), (*odd, *document.faults))
 
         made = graph.alone("printed", key, first)

@@ -138,7 +138,7 @@ def _making(
 def _asked(place: tuple[Chapter, anchoring.Source, Sequence[Anchor], int], graph: Graph) -> None:
     text = anchoring.chapter(*place, lambda fault: None, graph)
     content.page_units(text)
-    identifiers.shown_once(text)
+    identifiers.shown(text)
     listing.keys(text)
 
 
