@@ -46,7 +46,7 @@ class Anchor:
 
 @quick
 @dataclass(frozen=True, slots=True)
-class Linked:
+class Linkable:
     """What readers can link to on a page: the sections of a source, or the headings of a page of Markdown.
 
     :param found: each under the id that its words, its code or its author give it.
@@ -62,13 +62,13 @@ class Linked:
     whole: bool = True
 
 
-def linked(document: Document | Linked) -> Linked:
+def linkable(document: Document | Linkable) -> Linkable:
     """What readers can link to in a source."""
-    if isinstance(document, Linked):
+    if isinstance(document, Linkable):
         return document
     named = zip(document.sections, propose(document.sections), strict=True)
     hidden = (index for index, each in enumerate(document.sections) if each.hidden)
-    return Linked(document.path, tuple(imprint(*each) for each in named), frozenset(hidden))
+    return Linkable(document.path, tuple(imprint(*each) for each in named), frozenset(hidden))
 
 
 def assign(
@@ -117,9 +117,9 @@ def places_of(entry: Imprint, address: str = "") -> Iterator[str]:
     yield from entry.places
 
 
-def imprints(document: Document | Linked, anchors: Sequence[Anchor]) -> tuple[Imprint, ...]:
+def imprints(document: Document | Linkable, anchors: Sequence[Anchor]) -> tuple[Imprint, ...]:
     """Take the imprints of all sections that readers can link to."""
-    given = linked(document)
+    given = linkable(document)
     return tuple(
         replace(each, id=anchor.id, aliases=anchor.aliases, places=anchor.places)
         for index, (each, anchor) in enumerate(zip(given.found, anchors, strict=True))
@@ -136,9 +136,9 @@ class Naming:
     """
 
     def __init__(
-        self, document: Document | Linked, published: Sequence[Imprint] = (), reserved: Iterable[str] = ()
+        self, document: Document | Linkable, published: Sequence[Imprint] = (), reserved: Iterable[str] = ()
     ) -> None:
-        given = linked(document)
+        given = linkable(document)
         self.sections, self.said = given.found, given.said
         self.shown = [index for index in range(len(given.found)) if index not in given.hidden]
         self.current = [self.sections[index] for index in self.shown]

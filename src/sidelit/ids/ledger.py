@@ -30,7 +30,7 @@ from typing import Any, cast
 from sidelit.config.chapters import Former
 from sidelit.errors import SidelitError
 from sidelit.files import assets
-from sidelit.ids.anchors import Linked, linked
+from sidelit.ids.anchors import Linkable, linkable
 from sidelit.ids.matching import HEADING, Imprint
 from sidelit.source.source import Document, Kind
 
@@ -164,7 +164,7 @@ class Placed:
 
     name: str
     output: str
-    document: Document | Linked
+    document: Document | Linkable
     former: tuple[Former, ...] = ()
     moved: Mapping[str, str] = field(default_factory=dict)
     """Where its author says that the readers of an id go: `PAGE#ID`, or a page as a whole."""
@@ -263,7 +263,7 @@ class Claims:
         return Vanished(name, hint)
 
 
-def _called(document: Document | Linked) -> Iterator[str]:
+def _called(document: Document | Linkable) -> Iterator[str]:
     """The names by which a page is known again: those of its definitions, or the ids of its headings."""
-    given = linked(document)
+    given = linkable(document)
     yield from (each.qualname if given.whole else each.id for each in given.found)

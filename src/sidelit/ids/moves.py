@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sidelit.errors import SidelitError
 from sidelit.ids import ledger as ledger_file
-from sidelit.ids.anchors import Anchor, Naming, imprints, linked, nowhere, places_of
+from sidelit.ids.anchors import Anchor, Naming, imprints, linkable, nowhere, places_of
 from sidelit.ids.ledger import Claims, Ledger, Page, Placed
 from sidelit.ids.matching import PIECES, Imprint, alike, match, says_enough, text_of
 
@@ -201,7 +201,7 @@ class _Site:
         arrivals = [*arrived]
         naming = self.naming[page.name]
         # A page of Markdown has no section that stands for all of it, so its author goes on saying `was`.
-        if naming.first is not None and linked(page.document).whole:
+        if naming.first is not None and linkable(page.document).whole:
             arrivals += ((f"{address}#", naming.first) for address in self._addresses(page))
         for address in self._unpublished(page):
             arrivals += ((f"{address}#{naming.names[index]}", index) for index in naming.shown)

@@ -26,7 +26,7 @@ from sidelit.config.config import Config
 from sidelit.config.prose import Prose
 from sidelit.errors import Collector, Failures, SidelitError
 from sidelit.ids import anchors, ledger, moves
-from sidelit.ids.anchors import Anchor, Linked
+from sidelit.ids.anchors import Anchor, Linkable
 from sidelit.ids.matching import HEADING, Imprint, text_digest
 from sidelit.ids.moves import Redirects
 from sidelit.site import content
@@ -89,7 +89,7 @@ def astray(config: Config, ids: Mapping[str, Set[str]]) -> Iterator[SidelitError
 def pages(config: Config, found: Mapping[str, Source], texts: Mapping[str, Text]) -> list[ledger.Placed]:
     """The pages of a site, each with what readers can link to on it."""
     placed = [
-        ledger.Placed(each.name, each.output, found[each.source].linked, each.former)
+        ledger.Placed(each.name, each.output, found[each.source].linkable, each.former)
         for each in config.chapters
     ]
     names = {each.source: each.name for each in config.prose}
@@ -117,7 +117,7 @@ class Source:
 
     key: str
     document: Callable[[], source.Document]
-    linked: Linked
+    linkable: Linkable
     faults: tuple[SidelitError, ...]
 
 
@@ -134,14 +134,14 @@ def source_read(config: Config, source_path: str, graph: Graph) -> Task[Any]:
 
 def _tasks(
     config: Config, source_path: str, graph: Graph
-) -> tuple[Task[source.Document], Task[tuple[Linked, tuple[SidelitError, ...]]]]:
+) -> tuple[Task[source.Document], Task[tuple[Linkable, tuple[SidelitError, ...]]]]:
     text, encoding = decoding.read_source(config.project / source_path, source_path)
     key = store.digest(text, source_path, encoding)
     document = Task("documents", key, cache(lambda: source.parse(text, source_path, encoding)))
 
-    def known() -> tuple[Linked, tuple[SidelitError, ...]]:
+    def known() -> tuple[Linkable, tuple[SidelitError, ...]]:
         found = graph.do(document)
-        return anchors.linked(found), found.faults
+        return anchors.linkable(found), found.faults
 
     return document, Task("linked", key, known)
 
@@ -349,11 +349,11 @@ def _renamed(piece: Piece, names: Iterator[Anchor], title: bool) -> Piece:
     return replace(piece, tokens=tuple(tokens), places=tuple(stood))
 
 
-def _headings(text: Text) -> Linked:
+def _headings(text: Text) -> Linkable:
     return text.once("imprints", lambda: _read_headings(text))
 
 
-def _read_headings(text: Text) -> Linked:
+def _read_headings(text: Text) -> Linkable:
     tokens = markup.opening(text.tokens).rest
     found: list[tuple[Token, list[str], list[str]]] = []
     # What stands below each heading around the current token, the outermost first.
@@ -384,7 +384,7 @@ def _read_headings(text: Text) -> Linked:
         for heading, words, below in found
     )
     given = (str(heading.meta["slug"]) for heading, _, _ in found if "said" in heading.meta)
-    return Linked(text.item.source, imprints, said=frozenset(given), whole=False)
+    return Linkable(text.item.source, imprints, said=frozenset(given), whole=False)
 
 
 _SENTENCE = re.compile(r"(?<=[.!?;:])\s+|(?<=[。！？；：])")
