@@ -8,7 +8,7 @@ mean, print a page. Each has a kind and a key, and the result is kept in the sto
 | a task | its key | asked for by |
 |---|---|---|
 | that follows from few things, all of them at hand | stands for all of them | `of`, `alone` |
-| that looks around in the whole site | stands for itself, and for what all such tasks read | `traced` |
+| that looks around in the whole site | stands for itself, and for what all such tasks read | `recalled` |
 
 What the second kind reads of other pages it reads by a name: the words of a page, what its title is, whether
 it has a section. Each look at a name is noted, so nobody keeps a list. The names are kept beside the result
@@ -37,15 +37,17 @@ from sidelit.cache.store import Store
 from sidelit.errors import SidelitError
 
 Value = TypeVar("Value")
+Item = TypeVar("Item")
 Key = str | tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A result, and what was read for it."""
+    """What is known of a result: what was read for it, and what stands for its content, if it has some."""
 
     value: Any
     read: Mapping[str, str]
+    content: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,8 @@ class Graph:
         self._used: dict[str, dict[Key, bytes]] = {}
         self._inputs: dict[str, Callable[[str], str]] = {}
         self._digests: dict[str, str] = {}
-        # What a process of `ahead` has asked for.
-        self._asked: list[tuple[str, Key, bytes]] | None = None
+        # What a process of `shared` has asked for; of what was known before, the key alone.
+        self._asked: list[tuple[str, Key, bytes | None]] | None = None
 
     @property
     def keeps(self) -> bool:
@@ -110,22 +112,36 @@ class Graph:
         """Let several processes do what nobody has done yet; whoever asks next is told what is wrong."""
         missing = [task for task in tasks if self.keeps and task.key and not self.knows(task.kind, task.key)]
         if workers.number(missing, jobs) > 1:
-            for asked in workers.shared(self._attempted, missing, jobs):
-                for kind, key, kept in asked:
-                    self._of_kind(kind)
-                    self._use(kind, key, kept)
+            for _ in self.shared(self._attempted, missing, jobs):
+                pass
 
-    def _attempted(self, task: Task[Any]) -> list[tuple[str, Key, bytes]]:
-        """All results that a task has asked for, its own among them."""
-        self._asked = []
+    def _attempted(self, task: Task[Any]) -> None:
         with suppress(SidelitError):
             self.do(task)
-        return self._asked
+
+    def shared(
+        self, function: Callable[[Item], Value], items: Sequence[Item], jobs: int | None = None
+    ) -> Iterator[Value]:
+        """The result of a function for each item, by several processes; what they ask for counts here."""
+
+        def told(item: Item) -> tuple[Value, list[tuple[str, Key, bytes | None]]]:
+            asked: list[tuple[str, Key, bytes | None]] = []
+            self._asked = asked
+            try:
+                return function(item), asked
+            finally:
+                self._asked = None
+
+        for value, asked in workers.shared(told, items, jobs):
+            for kind, key, kept in asked:
+                known = self._of_kind(kind)
+                self._use(kind, key, known[key] if kept is None else kept)
+            yield value
 
     def _use(self, kind: str, key: Key, kept: bytes) -> None:
         self._used.setdefault(kind, {})[key] = kept
         if self._asked is not None:
-            self._asked.append((kind, key, kept))
+            self._asked.append((kind, key, None if self._known.get(kind, {}).get(key) is kept else kept))
 
     def alone(self, kind: str, key: Key, make: Callable[[], Value]) -> Value:
         """The same for what is large and seldom asked for: it is read by itself."""
@@ -139,16 +155,6 @@ class Graph:
             value = pickle.loads(kept)
         return value
 
-    def traced(self, kind: str, key: Key, make: Callable[[], Value]) -> Value:
-        """What `make` returns, or has returned when all that it read was what it is today."""
-        if (found := self.recalled(kind, key)) is not None:
-            value: Value = found.value
-            return value
-        with noting() as read:
-            value = make()
-        self.remember(kind, key, value, read)
-        return value
-
     def input(self, kind: str, digest: Callable[[str], str]) -> None:
         """Say what stands for an input of a kind, by the name that tasks `note` after `kind:`.
 
@@ -157,18 +163,41 @@ class Graph:
         self._inputs[kind] = digest
 
     def recalled(self, kind: str, key: Key) -> Traced | None:
-        """The result of a traced task, if all that it has read is what it was."""
-        if not key or not self.keeps or (kept := self._store.get(store.digest(_name(kind), key))) is None:
+        """The result of a task that was remembered, if all that it has read is what it was."""
+        if not key or not self.keeps or (kept := self._store.about(store.digest(_name(kind), key))) is None:
             return None
         found: Traced = pickle.loads(kept)
         return found if all(self._digest(name) == was for name, was in found.read.items()) else None
 
-    def remember(self, kind: str, key: Key, value: object, read: set[str]) -> None:
-        """Keep the result of a traced task."""
-        if key and self.keeps:
-            digests = {name: self._digest(name) for name in sorted(read)}
-            if all(digests.values()):
-                self._store.put(store.digest(_name(kind), key), _written(Traced(value, digests)))
+    def content(self, kind: str, key: Key) -> bytes | None:
+        """The content of a result; nothing where the store has lost it."""
+        return self._store.get(store.digest(_name(kind), key))
+
+    def remember(
+        self, kind: str, key: Key, value: object, read: set[str], content: bytes = b""
+    ) -> Traced | None:
+        """Keep the result of a task that has read so much; its content is read when it is asked for."""
+        if not key or not self.keeps:
+            return None
+        digests = {name: self._digest(name) for name in sorted(read)}
+        if not all(digests.values()):
+            return None
+        made = Traced(value, digests, store.digest(content))
+        self._store.put(store.digest(_name(kind), key), content, _written(made))
+        return made
+
+    def left(self, kind: str, key: Key) -> Any:
+        """What the build before this one, or this one, has left under a key; `None` if it left nothing."""
+        if not self.keeps or (kept := self._of_kind(kind).get(key)) is None:
+            return None
+        self._use(kind, key, kept)
+        return pickle.loads(kept)
+
+    def leave(self, kind: str, key: Key, value: object) -> None:
+        """Leave something for the next build that does not follow from its key."""
+        if self.keeps:
+            self._of_kind(kind)
+            self._use(kind, key, _written(value))
 
     def _digest(self, name: str) -> str:
         if name not in self._digests:
@@ -186,7 +215,7 @@ class Graph:
     def keep(self) -> None:
         """Write all that was asked for, where it is not what was read."""
         for kind, used in self._used.items():
-            if used.keys() != self._known[kind].keys():
+            if used != self._known[kind]:
                 self._store.put(_name(kind), _written(used))
 
     def trim(self, most: int) -> None:

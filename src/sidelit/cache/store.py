@@ -122,7 +122,10 @@ def _fields(kind: type) -> tuple[str, ...] | None:
 # nothing is: then a build takes longer and makes the same.
 
 
-_SIZE = 32
+# The bytes of a signature, and of the number that says how much is said about an entry.
+_SIZE, _LENGTH = 32, 8
+# Hardly ever is more said about an entry than this many bytes.
+_SHORT = 8192
 
 
 class Store:
@@ -143,27 +146,47 @@ class Store:
 
     def get(self, name: str) -> bytes | None:
         """What is kept under a name; `None` if nothing is, or nothing that may be trusted."""
+        found = self._read(name)
+        return found and found[1]
+
+    def about(self, name: str) -> bytes | None:
+        """What was said about it when it was put there; what is kept itself is not read."""
+        found = self._read(name, _SHORT)
+        return found and found[0]
+
+    def _read(self, name: str, most: int = -1) -> tuple[bytes, bytes] | None:
+        """What is said about an entry, and the entry; both are signed, so a part may be read alone."""
         if self._key is None:
             return None
         path = self._path(name)
         try:
-            data = path.read_bytes()
+            with path.open("rb", buffering=0) as file:
+                data = file.read(most)
+                start = 2 * _SIZE + _LENGTH
+                end = start + int.from_bytes(data[2 * _SIZE : start], "little")
+                if most >= 0 and len(data) < end:
+                    data += file.read(end - len(data))
         except OSError:
             return None
-        if not hmac.compare_digest(data[:_SIZE], self._signature(name, data[_SIZE:])):
+        about, content = data[start:end], data[end:]
+        signed = [(data[:_SIZE], self._signature(f"about {name}", about))]
+        if most < 0:
+            signed.append((data[_SIZE : 2 * _SIZE], self._signature(name, content)))
+        if not all(hmac.compare_digest(*each) for each in signed):
             return None
         with contextlib.suppress(OSError):
             os.utime(path)  # What was used last is removed last.
-        return data[_SIZE:]
+        return about, content
 
-    def put(self, name: str, content: bytes) -> None:
+    def put(self, name: str, content: bytes, about: bytes = b"") -> None:
         """Keep something. A folder that cannot be written to costs time, never the build."""
         if self._key is None:
             return
         path = self._path(name)
+        signatures = self._signature(f"about {name}", about) + self._signature(name, content)
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            _write(path, self._signature(name, content) + content)
+            _write(path, signatures + len(about).to_bytes(_LENGTH, "little") + about + content)
 
     def trim(self, most: int) -> None:
         """Remove what was not used for longest until the files have at most so many bytes."""

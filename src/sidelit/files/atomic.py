@@ -207,6 +207,10 @@ MARK = "assets/sidelit.js"
 _OLD = "site"
 
 
+State = tuple[int, ...]
+"""What tells a file that was written from one that somebody has put there or changed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """Where a site is written.
@@ -225,7 +229,7 @@ class Output:
         """A folder in it."""
         return Output(self.folder / name, self.before and self.before / name)
 
-    def put(self, name: str, content: bytes) -> None:
+    def put(self, name: str, content: bytes) -> State:
         """Write a file; nothing outside of the folder, whoever gave the name."""
         if not assets.stays_inside(name):
             raise SidelitError(f"{name!r} would be written outside the site", path=self.folder)
@@ -235,6 +239,26 @@ class Output:
         path.unlink(missing_ok=True)
         if self.before is None or not _linked(self.before / name, path, content):
             path.write_bytes(content)
+        return _state(path)
+
+    def take(self, name: str, state: State) -> bool:
+        """Link to a file of the site before, unread, if it is still the one that was written there."""
+        if self.before is None:
+            return False
+        old, path = self.before / name, self.folder / name
+        try:
+            if _state(old) != state:
+                return False
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.link(old, path)
+        except OSError:
+            return False
+        return True
+
+
+def _state(path: Path) -> State:
+    found = path.lstat()
+    return found.st_mode, found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _linked(old: Path, path: Path, content: bytes) -> bool:

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from itertools import zip_longest
 
-from sidelit import workers
 from sidelit.cache import store
-from sidelit.cache.graph import Graph
+from sidelit.cache.graph import Graph, noting
 from sidelit.config.chapters import Chapter
 from sidelit.errors import SidelitError
 from sidelit.files import assets
@@ -154,6 +152,78 @@ def clashes(orders: Iterable[PageJob]) -> Iterator[SidelitError]:
             yield SidelitError(what, path=order.shown.text.item.source, hint="give one of them another name")
 
 
+@dataclass(frozen=True, slots=True)
+class _Writing:
+    """What the pages of one build are written with.
+
+    :param shared: stands for what is the same for all pages.
+    :param filled: puts into a page what no page is made again for; `filling` stands for that.
+    :param ahead: is handed each page that is made, while its words are at hand.
+    """
+
+    build: BuildContext
+    graph: Graph
+    out: Output
+    shared: str
+    filled: Callable[[bytes], bytes]
+    filling: str
+    ahead: Callable[[Page], object]
+
+    def taken(self, group: Sequence[PageJob]) -> list[list[SidelitError]] | None:
+        """The mistakes of pages that lie in the site before as they are to be; they are not read again."""
+        told = []
+        for job in group:
+            found: list[SidelitError] = []
+            for name in job.files:
+                known = self.graph.recalled("pages", self._key(job, name))
+                left = known and self.graph.left("lies", self._place(name))
+                if not (known and left and left[:-1] == (known.content, self.filling)):
+                    return None
+                if not self.out.take(name, left[-1]):
+                    return None
+                found += known.value
+            told.append(found)
+        return told
+
+    def written(self, group: Sequence[PageJob]) -> list[list[SidelitError]]:
+        """Write pages, and what lies beside them; returns the mistakes of each."""
+        told = []
+        for job in group:
+            found: list[SidelitError] = []
+            for name, make in zip(job.files, (self._page, _cards), strict=False):
+                found += self._file(job, name, make)
+            told.append(found)
+        return told
+
+    def _file(
+        self, job: PageJob, name: str, make: Callable[[BuildContext, Page], bytes]
+    ) -> Sequence[SidelitError]:
+        key, content = self._key(job, name), None
+        if known := self.graph.recalled("pages", key):
+            content = self.graph.content("pages", key)
+        errors: list[SidelitError] = known.value if known else []
+        if content is None:
+            errors = []
+            with noting() as read:
+                content = make(replace(self.build, report=errors.append), job.shown)
+            known = self.graph.remember("pages", key, errors, read, content)
+        state = self.out.put(name, self.filled(content))
+        if known:
+            self.graph.leave("lies", self._place(name), (known.content, self.filling, state))
+        return errors
+
+    def _page(self, build: BuildContext, shown: Page) -> bytes:
+        page = _made(build, shown)
+        self.ahead(shown)
+        return page
+
+    def _key(self, job: PageJob, name: str) -> tuple[str, ...]:
+        return (self.shared, name, job.shown.lang, job.shown.digest) if job.shown.digest else ()
+
+    def _place(self, name: str) -> tuple[str, str]:
+        return str(self.out.before or ""), name
+
+
 def write(
     build: BuildContext,
     orders: Sequence[Sequence[PageJob]],
@@ -161,63 +231,31 @@ def write(
     jobs: int | None = None,
     graph: Graph | None = None,
     filled: Callable[[bytes], bytes] = bytes,
+    filling: str = "",
     ahead: Callable[[Page], object] = bool,
 ) -> None:
     """Write pages; those of one text in all languages are made by one process.
 
-    What the `graph` has of them is taken from there, before it is `filled`. The others are handed to `ahead`,
-    while their words are at hand. Mistakes go to `build.report`,
+    What the `graph` has of them is taken from there, before it is `filled`; `filling` stands for what that
+    does. The others are handed to `ahead`, while their words are at hand. Mistakes go to `build.report`,
     language by language in the order of the texts.
     """
     graph = graph or Graph()
-    shared = inputs(build, graph)
-
-    def make(group: Sequence[PageJob]) -> list[list[SidelitError]]:
-        return [_written(build, order, out, graph, shared, filled, ahead) for order in group]
-
-    build.figures.ahead(jobs)
-    context.prepare(sorted({order.shown.text.item.kind for group in orders for order in group}), build.theme)
-    told = list(workers.shared(make, orders, jobs))
-    for of_a_language in zip_longest(*told, fillvalue=()):
+    writing = _Writing(build, graph, out, inputs(build, graph), filled, filling, ahead)
+    told = [writing.taken(group) for group in orders]
+    left = [group for group, errors in zip(orders, told, strict=True) if errors is None]
+    if left:
+        build.figures.ahead(jobs)
+        kinds = sorted({job.shown.text.item.kind for group in left for job in group})
+        context.prepare(kinds, build.theme)
+        made = graph.shared(writing.written, left, jobs)
+        told = [next(made) if errors is None else errors for errors in told]
+    for of_a_language in zip_longest(*filter(None, told), fillvalue=()):
         for errors in of_a_language:
             for error in errors:
                 build.report(error)
     names = (name for group in orders for order in group for name in order.files)
     graph.trim(max(_LEAST, 3 * sum((out.folder / name).stat().st_size for name in names)))
-
-
-def _written(
-    build: BuildContext,
-    order: PageJob,
-    out: Output,
-    graph: Graph,
-    shared: str,
-    filled: Callable[[bytes], bytes],
-    ahead: Callable[[Page], object],
-) -> list[SidelitError]:
-    """Write one page and what lies beside it; returns its mistakes."""
-    found: list[SidelitError] = []
-    shown = order.shown
-
-    def made(build: BuildContext, shown: Page) -> bytes:
-        page = _made(build, shown)
-        ahead(shown)
-        return page
-
-    for name, make in zip(order.files, (made, _cards), strict=False):
-        key = (shared, name, shown.lang, shown.digest) if shown.digest else ()
-        content, errors = graph.traced("pages", key, partial(_told, make, build, shown))
-        out.put(name, filled(content))
-        found += errors
-    return found
-
-
-def _told(
-    make: Callable[[BuildContext, Page], bytes], build: BuildContext, shown: Page
-) -> tuple[bytes, list[SidelitError]]:
-    """What is made of a page, and its mistakes, which every build tells."""
-    errors: list[SidelitError] = []
-    return make(replace(build, report=errors.append), shown), errors
 
 
 def _made(build: BuildContext, shown: Page) -> bytes:

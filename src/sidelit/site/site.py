@@ -220,7 +220,8 @@ def write_whole(
     for error in making.clashes(group[0] for group in orders):
         build.report(error)
     material = search.Material(config, editions, terms, tables, synonyms.of_site(config))
-    making.write(build, orders, out, jobs, graph, state.filled, search.ahead(material))
+    filling = f"{state.commit} {state.label}"
+    making.write(build, orders, out, jobs, graph, state.filled, filling, search.ahead(material))
     gathered.check()
     parts = search.write(material, out.put)
     pages = [name for group in orders for order in group for name in order.files]

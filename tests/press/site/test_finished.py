@@ -18,6 +18,7 @@ from sidelit.cache.store import Store
 from sidelit.config import config
 from sidelit.config.origin import Origin
 from sidelit.errors import Collector
+from sidelit.files import atomic
 from sidelit.site import context, edition, making, site
 
 LESSON = """# Items in a row
@@ -52,7 +53,7 @@ def project(sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     (sample / "src/sample/__init__.py").write_text("", "utf-8")
     sidelit("sync", cwd=sample)
     translate(sample / f"{JA}/ring.po", {"A ring": "リング", "Make an empty ring.": "空のリングを作ります。"})
-    (sample / ".gitignore").write_text(".cache\n", "utf-8")
+    (sample / ".gitignore").write_text(".cache\nbuild\n", "utf-8")
     git(sample, "init")
     return commit(sample)
 
@@ -174,7 +175,14 @@ EDITS: dict[str, Change] = {
 
 
 def build(project: Path) -> dict[str, bytes]:
-    return site.whole_files(config.load(project / TOML))
+    """A build in the place of the one before, whose files it may take."""
+    folder = project / "build" / "site"
+    with atomic.written(folder) as out:
+        names = site.write_whole(config.load(project / TOML), out)
+    assert sorted(names) == sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+    )
+    return {name: (folder / name).read_bytes() for name in names}
 
 
 def pages_made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -203,7 +211,7 @@ def test_after_every_kind_of_edit_a_build_is_the_one_that_knows_nothing(
         change(project)
         again = build(project)
         other = tmp_path / f"cold_{number}"
-        shutil.copytree(project, other, ignore=shutil.ignore_patterns(".cache"))
+        shutil.copytree(project, other, ignore=shutil.ignore_patterns(".cache", "build"))
         cold = build(other)
         shutil.rmtree(other)
         different = [page for page in {*again, *cold} if again.get(page) != cold.get(page)]
@@ -231,6 +239,14 @@ def test_an_edit_makes_the_pages_anew_that_show_it(project: Path, monkeypatch: p
     build(project)
     assert sorted(made) == ["ja/ring.cards.js", "ja/ring.html"]
     made.clear()
+    # A page that somebody has changed, or removed, is put back and need not be made for that.
+    whole, (one, other) = (
+        build(project),
+        (project / "build/site" / name for name in ("ring.html", "index.html")),
+    )
+    one.write_bytes(bytes(len(whole["ring.html"])))
+    other.unlink()
+    assert build(project) == whole
     # The foot of every page and all that is cited tell the commit.
     committed = build(commit(project))
     assert made == []

@@ -61,7 +61,7 @@ class Material:
     vocabulary: synonyms.Vocabulary = field(default_factory=synonyms.Vocabulary)
 
 
-def write(made_of: Material, put: Callable[[str, bytes], None]) -> tuple[str, ...]:
+def write(made_of: Material, put: Callable[[str, bytes], object]) -> tuple[str, ...]:
     """Hand out the files of the index of every language, each as soon as it is made; returns their paths.
 
     A single page has no index, since the browser searches it. Raises `SidelitError` at keywords of a page or
@@ -178,7 +178,7 @@ class Reading:
 class _Writing:
     """The making of the index of one language; the words of a page are forgotten when they are written."""
 
-    def __init__(self, reading: Reading, put: Callable[[str, bytes], None]) -> None:
+    def __init__(self, reading: Reading, put: Callable[[str, bytes], object]) -> None:
         self._reading, self._put = reading, put
         # Parts of an older index, which a browser may still keep, must not be mixed with these.
         self._version = hashlib.sha256()
