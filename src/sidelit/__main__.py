@@ -5,6 +5,7 @@
 The press takes a moment to load, and Ctrl-C may come in that moment.
 """
 
+import gc
 import sys
 
 from sidelit.files import atomic
@@ -15,7 +16,11 @@ def main() -> int:
     atomic.arm()
     from sidelit.cli import options
 
-    return options.main()
+    try:
+        return options.main()
+    finally:
+        # The process ends: nobody need look for garbage in what it leaves.
+        gc.freeze()
 
 
 if __name__ == "__main__":

@@ -233,12 +233,14 @@ Others = Mapping[str | tuple[str, str, str], Entry]
 
 
 def matched(
-    page: PageUnits, lang: str, own: Sequence[File], others: Others, source: str, known: Graph
+    page: PageUnits, stands: str, lang: str, own: Sequence[File], others: Others, source: str, known: Graph
 ) -> Catalog:
-    """The catalogue of a page; `own` are the files of its entries, `others` the translations of all pages."""
+    """The catalogue of a page, which `stands` stands for; `own` are the files of its entries, `others` the
+    translations of all pages.
+    """
     looked = Late(lambda: others)
     merged = cache(partial(_merged, page, own, looked))
-    key = store.digest(page, lang, [file.digest for file in own])
+    key = store.digest(stands, lang, [file.digest for file in own])
     if known.knows("matched", key):
         digest, obsolete = key, known.of("matched", key, lambda: 0)
     else:
@@ -335,27 +337,30 @@ def load(
     """
     known = known or Graph()
     catalogs = {}
+    stands = {page.name: store.digest(page) for page in pages}
     originals = {(page.name, lang) for page in pages for lang in languages if not page.stands_in(lang)}
     for lang, files in _read_all(locale_dir, languages, known).items():
         others = Elsewhere(tuple(files.values()), known)
         homes = shelves(pages, files)
         for page in (each for each in pages if each.stands_in(lang)):
             own = [files[name] for name in (page.name, *page.former) if homes.get(name) == page.name]
-            made = catalogs[page.name, lang] = matched(page, lang, own, others, source, known)
-            if page.optional and _little(made, page, known):
+            made = catalogs[page.name, lang] = matched(
+                page, stands[page.name], lang, own, others, source, known
+            )
+            if page.optional and _little(made, stands[page.name], known):
                 originals.add((page.name, lang))
     optional = frozenset(page.name for page in pages if page.optional)
     return Catalogs(catalogs, tuple(languages), source, frozenset(originals), optional)
 
 
-def _little(catalog: Catalog, page: PageUnits, known: Graph) -> bool:
+def _little(catalog: Catalog, page: str, known: Graph) -> bool:
     """Whether less than half of a page can be shown in the language of its catalogue."""
 
     def counted() -> bool:
         states = [catalog.state(key) for key in catalog.digests]
         return 2 * sum(state in ("current", "recheck") for state in states) < len(states)
 
-    return known.of("little", (catalog.digest, store.digest(page)), counted)
+    return known.of("little", (catalog.digest, page), counted)
 
 
 def _read_all(locale_dir: Path, languages: Sequence[str], known: Graph) -> dict[str, dict[str, po_file.File]]:

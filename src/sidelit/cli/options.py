@@ -12,7 +12,6 @@ import argparse
 import platform
 import sys
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 
 from sidelit.errors import SidelitError, refused
@@ -25,6 +24,8 @@ try:
 except ModuleNotFoundError as error:
     if str(error.name).partition(".")[0] == "sidelit":
         raise
+    from importlib import metadata
+
     try:
         # Who has installed the press alone has asked for all that it needs, so something of it was lost.
         wanted = metadata.distribution("sidelit").name
@@ -174,6 +175,9 @@ class _Version(argparse.Action):
     """
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        # It takes as long to load as a tenth of the press, for a question that is seldom asked.
+        from importlib import metadata
+
         found = next(iter(metadata.entry_points(group="console_scripts", name="sidelit")), None)
         version = found.dist.version if found and found.dist else "(not installed)"
         print(f"sidelit {version}, Python {platform.python_version()}")

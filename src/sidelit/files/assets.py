@@ -51,8 +51,14 @@ def refuse_outside(path: Path, project: Path, shown: str, line: int | None = Non
         raise SidelitError(what, path=shown, line=line, hint="put the file itself there")
 
 
+# Names without a dot at their start, between single slashes: nearly all are such.
+_USUAL = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
+
+
 def stays_inside(name: str) -> bool:
     """Whether a path of a file, with forward slashes, leads nowhere but below its folder."""
+    if _USUAL.fullmatch(name):
+        return True
     path = PurePosixPath(name)
     return bool(path.name) and str(path) == name and not path.is_absolute() and ".." not in path.parts
 

@@ -362,11 +362,11 @@ def _pages(
     orders = [making.PageJob(*each) for each in build.editions[job.lang].pages.items()]
     for error in making.clashes(orders):
         build.report(error)
-    material = search.Material(made, build.editions)
-    making.write(build, [[order] for order in orders], out, jobs, graph, ahead=search.ahead(material))
+    index = search.Index(search.Material(made, build.editions))
+    making.write(build, [[order] for order in orders], out, jobs, graph, ahead=index.ahead)
     for name, data in static.items():
         out.put(name, data)
-    parts = search.write(material, out.put)
+    parts = index.write(out.put)
     if job.strict:
         gathered.check()
     odd = tuple({str(error): error for error in gathered.errors}.values())

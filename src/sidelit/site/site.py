@@ -219,11 +219,11 @@ def write_whole(
     # Said in one language, it is true of all.
     for error in making.clashes(group[0] for group in orders):
         build.report(error)
-    material = search.Material(config, editions, terms, tables, synonyms.of_site(config))
+    index = search.Index(search.Material(config, editions, terms, tables, synonyms.of_site(config)))
     filling = f"{state.commit} {state.label}"
-    making.write(build, orders, out, jobs, graph, state.filled, filling, search.ahead(material))
+    making.write(build, orders, out, jobs, graph, state.filled, filling, index.ahead)
     gathered.check()
-    parts = search.write(material, out.put)
+    parts = index.write(out.put)
     pages = [name for group in orders for order in group for name in order.files]
     for name in (*parts, *pages):
         if name in made:

@@ -61,35 +61,37 @@ class Material:
     vocabulary: synonyms.Vocabulary = field(default_factory=synonyms.Vocabulary)
 
 
-def write(made_of: Material, put: Callable[[str, bytes], object]) -> tuple[str, ...]:
-    """Hand out the files of the index of every language, each as soon as it is made; returns their paths.
+class Index:
+    """The index of every language."""
 
-    A single page has no index, since the browser searches it. Raises `SidelitError` at keywords of a page or
-    section that is not there.
-    """
-    for output, (row, *_) in made_of.vocabulary.keywords.items():
-        if not any(output in edition.pages for edition in made_of.editions.values()):
-            raise row.wrong()
-    names: list[str] = []
+    def __init__(self, made_of: Material) -> None:
+        self._made_of = made_of
+        tables = store.digest(made_of.tables)
+        self._readings = {lang: Reading(made_of, lang, tables) for lang in made_of.editions}
 
-    def kept(place: str, name: str, text: bytes) -> None:
-        names.append(place + name)
-        put(place + name, text)
+    def ahead(self, page: Page) -> None:
+        """Read a page while its words are at hand."""
+        self._readings[page.lang].ahead(page)
 
-    for lang, edition in made_of.editions.items():
-        if len(edition.pages) > 1:
-            _Writing(Reading(made_of, lang), partial(kept, folder(lang))).write()
-    return tuple(names)
+    def write(self, put: Callable[[str, bytes], object]) -> tuple[str, ...]:
+        """Hand out all files, each as soon as it is made; returns their paths.
 
+        A single page has no index, since the browser searches it. Raises `SidelitError` at keywords of a page
+        or section that is not there.
+        """
+        for output, (row, *_) in self._made_of.vocabulary.keywords.items():
+            if not any(output in edition.pages for edition in self._made_of.editions.values()):
+                raise row.wrong()
+        names: list[str] = []
 
-def ahead(made_of: Material) -> Callable[[Page], None]:
-    """What reads a page for the index while its words are at hand."""
-    readings = {lang: Reading(made_of, lang) for lang in made_of.editions}
+        def kept(place: str, name: str, text: bytes) -> None:
+            names.append(place + name)
+            put(place + name, text)
 
-    def read(page: Page) -> None:
-        readings[page.lang].ahead(page)
-
-    return read
+        for lang, reading in self._readings.items():
+            if len(reading.edition.pages) > 1:
+                _Writing(reading, partial(kept, folder(lang))).write()
+        return tuple(names)
 
 
 @quick
@@ -114,14 +116,14 @@ class _Stretch:
 class Reading:
     """What the index of one language takes from its pages; an earlier build may have taken it."""
 
-    def __init__(self, made_of: Material, lang: str) -> None:
+    def __init__(self, made_of: Material, lang: str, tables: str) -> None:
         self.made_of, self.edition = made_of, made_of.editions[lang]
         config = made_of.config
         # The language of the pages and that of the sources, which stands where a translation lacks.
         self.langs = tuple(dict.fromkeys((lang, config.source_language)))
         self.spoken = [config.language(each).search for each in self.langs]
         self.tokenizer = Tokenizer(self.spoken)
-        self.tables = store.digest(made_of.tables, self.spoken)
+        self.tables = store.digest(tables, self.spoken)
 
     def ahead(self, page: Page) -> None:
         """Read a page while its words are at hand, if it is one of the index.

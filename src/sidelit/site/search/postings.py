@@ -8,6 +8,7 @@ adds follows from the page alone, so it stays when another page is edited.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
@@ -74,8 +75,13 @@ class Lists:
 
     def in_order(self) -> Iterator[tuple[str, str]]:
         """Each term and its places, in the order in which a script compares the terms."""
-        for term in sorted(self._known, key=lambda term: term.encode("utf-16-be")):
+        # Letters beyond the first plane come before some of the first there.
+        far = _FAR.search("".join(self._known))
+        for term in sorted(self._known, key=(lambda term: term.encode("utf-16-be")) if far else None):
             yield term, self._known[term].decode()
+
+
+_FAR = re.compile("[\U00010000-\U0010ffff]")
 
 
 @lru_cache(2**16)
