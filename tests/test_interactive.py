@@ -28,7 +28,7 @@ def book() -> ProjectIndex:
 @pytest.fixture(scope="module")
 def taken(book: ProjectIndex) -> list[section.Taken]:
     """The sections that the tour shows; what is depth cannot be taken."""
-    given = map(directives.read, directives.among(book.texts[TOUR].tokens))
+    given = map(directives.read, directives.among(book.pages[TOUR].tokens))
     return [section.take(each, book) for each in given if each.name == "section"]
 
 
@@ -43,7 +43,7 @@ def test_the_tour_is_the_last_lesson() -> None:
 
 
 def test_the_tour_shows_the_lines_whose_absence_the_twins_replay(taken: list[section.Taken]) -> None:
-    shown = {number for each in taken for number, _ in each.piece.lines[each.start : each.stop]}
+    shown = {number for each in taken for number, _ in each.section.lines[each.start : each.stop]}
     made = interactive.read_stepper(CONFIG, "step")
     assert sorted(made.twins) == ["no_mean", "no_wait"]
     for twin in made.twins.values():

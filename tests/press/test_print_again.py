@@ -66,7 +66,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return chapter(item, *rest, **more)
 
     def making_(build: object, shown: object) -> bytes:
-        found.append(f"made {shown.text.item.output}")
+        found.append(f"made {shown.source.item.output}")
         return made(build, shown)
 
     monkeypatch.setattr(content, "chapter", reading)

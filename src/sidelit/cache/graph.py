@@ -17,8 +17,8 @@ verifying traces of Mokhov, Mitchell and Peyton Jones, *Build Systems à la Cart
 
 If pages begin to read something, the next build has to hear of it, or a page of yesterday stands for that of
 today. What is small, and the same for every page, is a plain field of the build context. Anything else is
-read through `Noted`, `Kept` or `note`, by a name whose kind has a digest in `making.inputs`, and its field is
-marked as noted.
+read through `Noted`, `LazySequence` or `note`, by a name whose kind has a digest in `making.inputs`, and its
+field is marked as noted.
 """
 
 from __future__ import annotations
@@ -288,7 +288,7 @@ Held = TypeVar("Held", covariant=True)
 AT_HAND = 16
 
 
-class Kept(Sequence[Part]):
+class LazySequence(Sequence[Part]):
     """A sequence of a known length that `make` makes whenever it is not at hand; `name` is what is noted."""
 
     __slots__ = ("_length", "_make", "name")
@@ -318,7 +318,7 @@ class Kept(Sequence[Part]):
 
 
 @lru_cache(maxsize=AT_HAND)
-def _made(kept: Kept[Any]) -> tuple[Any, ...]:
+def _made(kept: LazySequence[Any]) -> tuple[Any, ...]:
     return kept._make()
 
 

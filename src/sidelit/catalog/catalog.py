@@ -17,7 +17,7 @@ from pathlib import Path
 from markdown_it.token import Token
 
 from sidelit.cache import store
-from sidelit.cache.graph import Graph, Kept, Task
+from sidelit.cache.graph import Graph, LazySequence, Task
 from sidelit.cache.records import Late
 from sidelit.catalog import po_file
 from sidelit.catalog.po_file import Entry, File
@@ -251,7 +251,7 @@ def matched(
         page.name,
         lang,
         Late(lambda: merged()[0]),
-        Kept(lambda: merged()[1], obsolete),
+        LazySequence(lambda: merged()[1], obsolete),
         Late(lambda: digests_of(page)),
         source,
         digest,

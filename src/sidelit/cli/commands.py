@@ -154,7 +154,7 @@ def print_files(given: argparse.Namespace) -> int:
     return _told(done)
 
 
-def _gaps(done: site.Done) -> None:
+def _gaps(done: site.BuildResult) -> None:
     """Tell what is wrong in a site, and what it was made without."""
     for warning in done.odd:
         print(f"warning: {warning}", file=sys.stderr)
@@ -163,7 +163,7 @@ def _gaps(done: site.Done) -> None:
 
 
 def _told(done: api.Printed) -> int:
-    _gaps(site.Done((), done.warnings, done.skipped))
+    _gaps(site.BuildResult((), done.warnings, done.skipped))
     pages, skipped = len(done.pages), len(done.skipped)
     left = f", and {skipped} file{'s' * (skipped != 1)} skipped" if skipped else ""
     print(f"{pages} page{'s' * (pages != 1)} in {done.folder}{left}")
@@ -215,11 +215,11 @@ def cite(given: argparse.Namespace) -> int:
     if lang not in made.languages:
         raise SidelitError(f"{lang!r} is not a language of this site")
     made = versions.checked_out(made)
-    texts = site.texts(site.sound(made))
-    text, piece = metadata.find(texts, given.id)
-    book = None if lang == made.languages[0] else site.catalogs(made, texts).catalog(text.item.name, lang)
+    pages = site.texts(site.sound(made))
+    page, section = metadata.find(pages, given.id)
+    book = None if lang == made.languages[0] else site.catalogs(made, pages).catalog(page.item.name, lang)
     project = metadata.Project(made, origin.origin(made), citing.read(made))
-    said = metadata.record(project, edition.page(text, book, lang), piece)
+    said = metadata.record(project, edition.page(page, book, lang), section)
     words = made.language(lang).words
     wanted = [given.form] if given.form else list(citing.FORMS)
     address = [said.url] if said.url and not given.form else []

@@ -30,7 +30,7 @@ DIALECTS = ("markdown", "rest", "google", "numpy", "auto")
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class DocstringStyle:
     """How docstrings are written: their dialect, and what is said of the numbers of equations."""
 
     dialect: str = "markdown"
@@ -42,14 +42,14 @@ class Manner:
         return self.dialect == "markdown" if self.numbers is None else self.numbers
 
 
-def read_manner(table: Table, usual: Manner) -> Manner:
-    """The manner of a table of the configuration; `usual` where it says nothing."""
+def read_docstring_style(table: Table, usual: DocstringStyle) -> DocstringStyle:
+    """The docstring style of a table of the configuration; `usual` where it says nothing."""
     said: str = table.take("dialect", str, usual.dialect)
     if said not in DIALECTS:
         hint = f"the press reads {', '.join(DIALECTS)}"
         raise table.error(f"unknown dialect {said!r}", "dialect", hint=hint)
     given = "equation_numbers" in table.data
-    return Manner(said, table.take("equation_numbers", bool) if given else usual.numbers)
+    return DocstringStyle(said, table.take("equation_numbers", bool) if given else usual.numbers)
 
 
 # ## Chapters by pattern
@@ -439,8 +439,8 @@ class Part:
     workshop: bool = False
 
 
-def part(table: Table, tree: Tree, usual: Manner, codes: Sequence[str]) -> Part:
-    """Read one part: `usual` is the manner of the site, and `codes` are its languages."""
+def part(table: Table, tree: Tree, usual: DocstringStyle, codes: Sequence[str]) -> Part:
+    """Read one part: `usual` is the docstring style of the site, and `codes` are its languages."""
     number, label, question = (
         table.take("number", str, ""),
         table.take("label", str),
@@ -448,14 +448,14 @@ def part(table: Table, tree: Tree, usual: Manner, codes: Sequence[str]) -> Part:
     )
     workshop = table.take("workshop", bool, False)
     folder, output = table.take("folder", str, tree.root).strip("/"), table.take("output", str, "").strip("/")
-    said = _Said(folder, output, read_manner(table, usual), languages.kept(table, codes))
+    said = _Said(folder, output, read_docstring_style(table, usual), languages.kept(table, codes))
     chapters = list(_chapters(table, tree, said))
     for group in table.tables("groups"):
         name = group.take("label", str)
         own = _Said(
             group.take("folder", str, folder).strip("/"),
             group.take("output", str, output).strip("/"),
-            read_manner(group, said.manner),
+            read_docstring_style(group, said.docstring_style),
             languages.kept(group, codes) or said.languages,
         )
         chapters += (replace(each, group=name) for each in _chapters(group, tree, own))
@@ -472,13 +472,13 @@ class _Said:
 
     folder: str
     output: str
-    manner: Manner
+    docstring_style: DocstringStyle
     languages: tuple[str, ...]
 
 
 def _chapters(table: Table, tree: Tree, said: _Said) -> Iterator[Chapter]:
     """The chapters that a part or a group lists."""
-    dialect, numbered = said.manner.dialect, said.manner.numbered
+    dialect, numbered = said.docstring_style.dialect, said.docstring_style.numbered
     for entry in matching_chapters(table, said.folder, tree):
         made = _chapter(entry, said.folder, said.output, tree.root)
         yield replace(made, dialect=dialect, equation_numbers=numbered, languages=said.languages)

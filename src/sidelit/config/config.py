@@ -136,7 +136,7 @@ class Allowance:
 
 
 @dataclass(frozen=True, slots=True)
-class Strictness:
+class LintOptions:
     """What a project asks of its own words.
 
     :param lines: how many lines of code may stand without a word.
@@ -150,13 +150,13 @@ class Strictness:
     allowed: tuple[Allowance, ...] = ()
 
 
-def read_strictness(table: Table | None) -> Strictness:
+def read_lint_options(table: Table | None) -> LintOptions:
     """Read `[lint]`.
 
     Raises `SidelitError` for a rule that is none, a pattern that is none, and an allowance without a reason.
     """
     if table is None:
-        return Strictness()
+        return LintOptions()
     lines, words = (_count(table, key, usual) for key, usual in (("lines", 25), ("words", 40)))
     severities = dict(DEFAULT_SEVERITIES)
     if rules := table.table("rules"):
@@ -164,7 +164,7 @@ def read_strictness(table: Table | None) -> Strictness:
     forbidden = tuple(map(_word, table.tables("avoid")))
     allowed = tuple(map(_allowance, table.tables("allow")))
     table.finish()
-    return Strictness(lines, words, severities, forbidden, allowed)
+    return LintOptions(lines, words, severities, forbidden, allowed)
 
 
 def _severities(rules: Table) -> Iterator[tuple[str, Severity]]:
@@ -262,7 +262,7 @@ class Config:
     """Whether a build goes on over a formula, a link or a source that is wrong."""
     override_assets: tuple[str, ...] = ()
     """The files of `assets/` that take the place of the press's own."""
-    strictness: Strictness = field(default_factory=Strictness)
+    lint_options: LintOptions = field(default_factory=LintOptions)
     """What `sidelit lint` asks of the project's own words."""
     spoken: Mapping[str, Language] = field(default_factory=dict)
     """The languages by their codes, those that were read already."""
@@ -359,7 +359,8 @@ def load(path: Path) -> Config:
     shown = path.relative_to(project).as_posix()
     top = read_table(path, shown)
     root = top.take("source_root", str, "src").strip("/")
-    tree, manner = chapters.tree(project, root, top), chapters.read_manner(top, chapters.Manner())
+    tree = chapters.tree(project, root, top)
+    docstring_style = chapters.read_docstring_style(top, chapters.DocstringStyle())
     codes = languages.codes(top)
     config = Config(
         path=path,
@@ -368,7 +369,7 @@ def load(path: Path) -> Config:
         tagline=top.take("tagline", str, ""),
         languages=codes,
         front=tuple(prose.prose(table, path.parent.name, codes) for table in top.tables("front")),
-        parts=_parts(top, tree, manner, codes),
+        parts=_parts(top, tree, docstring_style, codes),
         back=tuple(prose.prose(table, path.parent.name, codes) for table in top.tables("back")),
         back_label=top.take("back_label", str, ""),
         course=prose.course(top.table("course"), path.parent.name),
@@ -380,12 +381,12 @@ def load(path: Path) -> Config:
         authors=publication.authors(top),
         figures_torch=top.take("figures_torch", str, "") or None,
         macros=_macros(top),
-        equation_numbers=manner.numbered,
+        equation_numbers=docstring_style.numbered,
         inventories=read_inventories(top),
         override_assets=top.strings("override_assets"),
         pictures=tuple(_folder(each, project, top) for each in top.strings("pictures")),
         keep_going=top.take("keep_going", bool, False),
-        strictness=read_strictness(top.table("lint")),
+        lint_options=read_lint_options(top.table("lint")),
     )
     top.finish()
     _check(config, top)
@@ -397,10 +398,10 @@ def load(path: Path) -> Config:
 
 
 def _parts(
-    top: Table, tree: chapters.Tree, manner: chapters.Manner, codes: Sequence[str]
+    top: Table, tree: chapters.Tree, docstring_style: chapters.DocstringStyle, codes: Sequence[str]
 ) -> tuple[Part, ...]:
     """The parts, the workshop last: the numbers of the chapters that are read have no gap."""
-    found = [chapters.part(table, tree, manner, codes) for table in top.tables("parts")]
+    found = [chapters.part(table, tree, docstring_style, codes) for table in top.tables("parts")]
     return tuple(sorted(found, key=lambda part: part.workshop))
 
 

@@ -86,11 +86,11 @@ def _picture(card: Card, colours: Mapping[str, str], font: Path | None) -> Image
 
 
 def _cards(config: Config) -> Iterator[Card]:
-    texts = site.texts(config)
-    said = edition.edition(config, texts, site.catalogs(config, texts), config.source_language)
+    pages = site.texts(config)
+    said = edition.edition(config, pages, site.catalogs(config, pages), config.source_language)
     for output, shown in said.pages.items():
         part = Navigation(config, said, shown).part()
-        number = f"{shown.text.number} · " if shown.text.number else ""
+        number = f"{shown.source.number} · " if shown.source.number else ""
         title = config.tagline if output == config.home and config.tagline else shown.label
         yield Card(output, config.title, title, f"{number}{part}" if part else number.removesuffix(" · "))
 

@@ -26,7 +26,7 @@ from sidelit.files import assets, atomic
 from sidelit.labs import cells
 from sidelit.labs.cells import Cell, nbformat
 from sidelit.site import links, navigation, site
-from sidelit.site.content import Text
+from sidelit.site.content import SourcePage
 from sidelit.site.edition import Edition, edition
 from sidelit.text import markup
 
@@ -180,14 +180,14 @@ class Sentence:
     said: str
 
 
-def sentences(text: Text, book: catalog.Catalog | None, resolve: Resolve) -> tuple[Sentence, ...]:
+def sentences(page: SourcePage, book: catalog.Catalog | None, resolve: Resolve) -> tuple[Sentence, ...]:
     """All sentences of a lab, in the order of the text."""
     found: list[Sentence] = []
-    for piece in text.pieces:
-        tokens = piece.tokens
+    for section in page.sections:
+        tokens = section.tokens
         if book is not None:
-            tokens = catalog.translate(tokens, book, piece.context, piece.code_digest).tokens
-        for own, other in zip(piece.tokens, tokens, strict=True):
+            tokens = catalog.translate(tokens, book, section.context, section.code_digest).tokens
+        for own, other in zip(section.tokens, tokens, strict=True):
             if own.type == "inline" and own.map:
                 said = _linked(other, resolve)
                 found.append(Sentence(own.map[0] + 1, own.map[1] + 1, own.content, said))
@@ -260,7 +260,7 @@ class _Made:
     """One lab in one language."""
 
     config: Config
-    text: Text
+    page: SourcePage
     item: Prose
     edition: Edition
     index: links.Index
@@ -269,7 +269,7 @@ class _Made:
         """The Markdown of each cell; of one of code, nothing. `notebook` is where they will stand."""
         source = assets.text(self.config.project / self.item.source)
         lines = cells.markdown(source, made, self.item.source).split("\n")
-        said = sentences(self.text, book, lambda href, line: self._leads(href, line, notebook))
+        said = sentences(self.page, book, lambda href, line: self._leads(href, line, notebook))
         return [self._words(cell, lines, said, notebook) if cell.markdown else "" for cell in made]
 
     def _words(self, cell: cells.Cell, lines: list[str], said: Sequence[Sentence], notebook: str) -> str:
@@ -279,7 +279,7 @@ class _Made:
 
     def _lesson(self, notebook: str) -> str:
         """A link to the lesson that the lab belongs to, if it names one."""
-        name = self.text.lesson
+        name = self.page.lesson
         for lesson in self.config.course.lessons:
             if lesson.stem == name:
                 label = self.edition.pages[lesson.output].label
@@ -319,23 +319,23 @@ def notebooks(config: Config) -> dict[str, bytes]:
     if not config.labs.lessons:
         hint = "list them in site/sidelit.toml, under `[labs]`"
         raise SidelitError("the project has no labs", path=config.shown(config.path), hint=hint)
-    texts = site.texts(config)
-    named = site.book(config, texts)
+    pages = site.texts(config)
+    named = site.book(config, pages)
     gathered = Collector(list(site.mistakes(named)))
     gathered.check()
-    catalogs, known = site.catalogs(config, texts), named.index
+    catalogs, known = site.catalogs(config, pages), named.index
     install = prose.filled(config.labs.install, config.public.repository)
     found: dict[str, bytes] = {}
     for lang in config.languages:
-        shown = edition(config, texts, catalogs, lang)
+        shown = edition(config, pages, catalogs, lang)
         tag = config.language(lang).tag
-        for text in texts:
-            if isinstance(text.item, Prose) and text.item.kind == "lab":
-                book = catalogs.translation(text.item.name, lang)
-                made = cells.read(assets.text(config.project / text.item.source), text.item.source)
-                lab = _Made(config, text, text.item, shown, known)
+        for page in pages:
+            if isinstance(page.item, Prose) and page.item.kind == "lab":
+                book = catalogs.translation(page.item.name, lang)
+                made = cells.read(assets.text(config.project / page.item.source), page.item.source)
+                lab = _Made(config, page, page.item, shown, known)
                 for teacher, place in ((False, cells.student_path), (True, cells.teacher_path)):
-                    path = place(config, text.item, lang)
+                    path = place(config, page.item, lang)
                     words = lab.words(made, book, path)
                     found[path] = notebook(made, words, tag, teacher=teacher, install=install)
     return found

@@ -31,7 +31,7 @@ _CODE = re.compile(r'(?s)<pre class="code.*?</pre>')
 _NO_DATE = "1980-01-01"
 
 
-def pack(config: Config, out: Path, told: site.Told = site.nobody) -> tuple[Path, Path]:
+def pack(config: Config, out: Path, told: site.BuildListener = site.nobody) -> tuple[Path, Path]:
     """Write a site as a folder and as an archive below `out`; returns both paths.
 
     What the configuration allows to be wrong is `told`.

@@ -188,7 +188,7 @@ def books(
     out: Path,
     program: str,
     langs: Sequence[str] = (),
-    told: site.Told = site.nobody,
+    told: site.BuildListener = site.nobody,
 ) -> Iterator[Made]:
     """Print the book of a site in some of its languages, by default in each.
 

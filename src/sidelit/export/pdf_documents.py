@@ -340,7 +340,7 @@ def _printed(edition: Edition, item: Chapter | Prose) -> bool:
 
 def _entry(edition: Edition, item: Chapter | Prose, place: int) -> Entry:
     shown = edition.pages[item.output]
-    number = item.number if isinstance(item, Prose) else str(shown.text.number or "")
+    number = item.number if isinstance(item, Prose) else str(shown.source.number or "")
     source = item.source if isinstance(item, Chapter) else ""
     group = edition.groups.get(item.group, ("", None))
     return Entry(f"p{place}", item.output, shown.label, shown.label_lang, number, source, group)

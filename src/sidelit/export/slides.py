@@ -52,7 +52,7 @@ def slides(
     name: str,
     out: Path | None,
     langs: Sequence[str] = (),
-    told: site.Told = site.nobody,
+    told: site.BuildListener = site.nobody,
 ) -> list[Path]:
     """Write the deck of a lesson in some languages, by default in each; returns its files.
 

@@ -193,15 +193,15 @@ def label(
     return _element("text", {**given, "lang": what.lang}, spans)
 
 
-def _row(row: Iterable[words.Piece], x: float, number: int, count: int) -> Markup:
-    pieces = Markup("").join(
-        Markup('<tspan class="code">{}</tspan>').format(piece.text) if piece.code else escape(piece.text)
-        for piece in row
+def _row(row: Iterable[words.Run], x: float, number: int, count: int) -> Markup:
+    runs = Markup("").join(
+        Markup('<tspan class="code">{}</tspan>').format(run.text) if run.code else escape(run.text)
+        for run in row
     )
     if count == 1:
-        return pieces
+        return runs
     return Markup('<tspan x="{}"{}>{}</tspan>').format(
-        _short(x), Markup(f' dy="{LEADING}"') if number else "", pieces
+        _short(x), Markup(f' dy="{LEADING}"') if number else "", runs
     )
 
 

@@ -102,7 +102,7 @@ def _signed(text: str) -> str:
 #
 # > A drawing has no lines that break by themselves: what is written in it is measured and broken here.
 #
-# A sentence of a drawing is a row of pieces, words and code. Its width is estimated from the classes of its
+# A sentence of a drawing is a row of runs, words and code. Its width is estimated from the classes of its
 # letters, a little too wide on purpose; the tests of the pages measure in a browser what really came out.
 
 
@@ -117,7 +117,7 @@ _NOT_LAST = "（「『“‘【"
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Run:
     """A stretch of words or of code."""
 
     text: str
@@ -136,20 +136,20 @@ class Said:
     `lang` is set where it is not in the language of the page.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Run, ...]
     lang: str | None = None
 
     def __str__(self) -> str:
-        return "".join(piece.text for piece in self.pieces)
+        return "".join(run.text for run in self.pieces)
 
     @property
     def width(self) -> float:
         """In parts of the size of the letters, estimated."""
-        return sum(piece.width for piece in self.pieces)
+        return sum(run.width for run in self.pieces)
 
     def markdown(self) -> str:
         """As it is put into the blank of a caption."""
-        return "".join(f"`{piece.text}`" if piece.code else piece.text for piece in self.pieces)
+        return "".join(f"`{run.text}`" if run.code else run.text for run in self.pieces)
 
 
 def said(inline: Token, lang: str | None = None) -> Said:
@@ -157,20 +157,20 @@ def said(inline: Token, lang: str | None = None) -> Said:
 
     Raises `SidelitError` for any other markup, with its line.
     """
-    pieces = []
+    runs = []
     for child in inline.children or ():
         if child.type not in ("text", "code_inline"):
             what = f"{child.type.removesuffix('_open')!r} has no place among the words of a drawing"
             path, line = markup.path_of(inline), markup.line_of(inline)
             raise SidelitError(what, path=path, line=line, hint="only words and `code` have")
         if child.content:
-            pieces.append(Piece(child.content, child.type == "code_inline"))
-    return Said(tuple(pieces), lang)
+            runs.append(Run(child.content, child.type == "code_inline"))
+    return Said(tuple(runs), lang)
 
 
 def code(text: object) -> Said:
     """A name from the data, set as code; it is the same in every language."""
-    return Said((Piece(str(text), code=True),))
+    return Said((Run(str(text), code=True),))
 
 
 def of(value: object) -> Said:
@@ -189,20 +189,20 @@ def of(value: object) -> Said:
 
 def plain(text: object) -> Said:
     """A quantity that is already written out."""
-    return Said((Piece(str(text)),))
+    return Said((Run(str(text)),))
 
 
-def lines(what: Said, width: float | None) -> tuple[tuple[Piece, ...], ...]:
+def lines(what: Said, width: float | None) -> tuple[tuple[Run, ...], ...]:
     """Break it into lines that are at most so wide, in parts of the size of the letters.
 
     A word that is wider than that stands alone on a line.
     """
     if width is None or what.width <= width:
         return (what.pieces,)
-    broken: list[list[Piece]] = [[]]
+    broken: list[list[Run]] = [[]]
     filled = 0.0
     for part in _atoms(what.pieces):
-        if broken[-1] and filled + Piece(part.text.rstrip(), part.code).width > width:
+        if broken[-1] and filled + Run(part.text.rstrip(), part.code).width > width:
             broken.append([])
             filled = 0.0
         broken[-1].append(part)
@@ -210,33 +210,29 @@ def lines(what: Said, width: float | None) -> tuple[tuple[Piece, ...], ...]:
     return tuple(_joined(line) for line in broken)
 
 
-def _atoms(pieces: Iterable[Piece]) -> list[Piece]:
+def _atoms(runs: Iterable[Run]) -> list[Run]:
     """What a line may break between: words with the space behind them, code, single ideographs."""
-    atoms: list[Piece] = []
-    for piece in pieces:
-        parts = (
-            [piece.text]
-            if piece.code
-            else re.findall(r"[^\s\u3000-\u9fff\uff00-\uffef]+\s*|\s+|.", piece.text)
-        )
+    atoms: list[Run] = []
+    for run in runs:
+        parts = [run.text] if run.code else re.findall(r"[^\s\u3000-\u9fff\uff00-\uffef]+\s*|\s+|.", run.text)
         for part in parts:
             before = atoms[-1] if atoms else None
             clings = part[0] in _NOT_FIRST or part.isspace() or re.match(r"[.,;:!?)]", part)
-            if before and not piece.code and (clings or before.text[-1] in _NOT_LAST) and not before.code:
-                atoms[-1] = Piece(before.text + part)
+            if before and not run.code and (clings or before.text[-1] in _NOT_LAST) and not before.code:
+                atoms[-1] = Run(before.text + part)
             else:
-                atoms.append(Piece(part, piece.code))
+                atoms.append(Run(part, run.code))
     return atoms
 
 
-def _joined(line: Sequence[Piece]) -> tuple[Piece, ...]:
-    joined: list[Piece] = []
-    for piece in line:
-        if joined and joined[-1].code == piece.code:
-            joined[-1] = Piece(joined[-1].text + piece.text, piece.code)
+def _joined(line: Sequence[Run]) -> tuple[Run, ...]:
+    joined: list[Run] = []
+    for run in line:
+        if joined and joined[-1].code == run.code:
+            joined[-1] = Run(joined[-1].text + run.text, run.code)
         else:
-            joined.append(piece)
-    joined[-1] = Piece(joined[-1].text.rstrip(), joined[-1].code)
+            joined.append(run)
+    joined[-1] = Run(joined[-1].text.rstrip(), joined[-1].code)
     return tuple(joined)
 
 

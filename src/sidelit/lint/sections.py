@@ -14,7 +14,7 @@ from itertools import groupby
 
 from markdown_it.token import Token
 
-from sidelit.config.config import Strictness
+from sidelit.config.config import LintOptions
 from sidelit.ids import matching
 from sidelit.lint.translation import words_of
 from sidelit.source import syntax
@@ -169,17 +169,17 @@ class Section:
     definition: bool = False
 
 
-Rule = Callable[[Section, Strictness], Iterator[tuple[int, str]]]
+Rule = Callable[[Section, LintOptions], Iterator[tuple[int, str]]]
 
 
-def lint(section: Section, asked: Strictness, *, is_english: bool) -> Iterator[tuple[str, int, str]]:
+def lint(section: Section, asked: LintOptions, *, is_english: bool) -> Iterator[tuple[str, int, str]]:
     """What is wrong with a section: each with the name of the rule, the line and a sentence."""
     for name, rule in (*ANY.items(), *(ENGLISH.items() if is_english else ())):
         if asked.severities[name] != "off":
             yield from ((name, line, sentence) for line, sentence in rule(section, asked))
 
 
-def _code_without_words(section: Section, asked: Strictness) -> Iterator[tuple[int, str]]:
+def _code_without_words(section: Section, asked: LintOptions) -> Iterator[tuple[int, str]]:
     if section.prose or any(markup.units(section.tokens)):
         return
     count = sum(bool(line.strip()) for line in section.code) - _saying_nothing(section.code)
@@ -204,7 +204,7 @@ def _is_offer(node: ast.stmt) -> bool:
     return any(isinstance(each, ast.Name) and each.id == "__all__" for each in targets)
 
 
-def _hash_id(section: Section, asked: Strictness) -> Iterator[tuple[int, str]]:
+def _hash_id(section: Section, asked: LintOptions) -> Iterator[tuple[int, str]]:
     for word in re.findall("[0-9a-z]+", section.id.casefold()):
         if matching.UNSAYABLE.fullmatch(word):
             yield section.line, f"nobody can say the id {section.id}; {_sayable(word, section.id)}"
@@ -217,7 +217,7 @@ def _sayable(word: str, id: str) -> str:
     return "a release has published it, so allow it in site/sidelit.toml, under [[lint.allow]]"
 
 
-def _picture_without_words(section: Section, asked: Strictness) -> Iterator[tuple[int, str]]:
+def _picture_without_words(section: Section, asked: LintOptions) -> Iterator[tuple[int, str]]:
     for owner, image in _images(section.tokens):
         address = str(image.attrs.get("src", ""))
         words = markup.plain(image.children or ()).strip()
@@ -234,7 +234,7 @@ def _images(tokens: Iterable[Token], owner: Token | None = None) -> Iterator[tup
         yield from _images(token.children or (), owner or token)
 
 
-def _repeats_code(section: Section, asked: Strictness) -> Iterator[tuple[int, str]]:
+def _repeats_code(section: Section, asked: LintOptions) -> Iterator[tuple[int, str]]:
     spoken = [(token, words) for token, words in sentences(section.tokens, everywhere=True)]
     if len(spoken) != 1 or section.prose:
         return
@@ -246,19 +246,19 @@ def _repeats_code(section: Section, asked: Strictness) -> Iterator[tuple[int, st
         )
 
 
-def _long_sentence(section: Section, asked: Strictness) -> Iterator[tuple[int, str]]:
+def _long_sentence(section: Section, asked: LintOptions) -> Iterator[tuple[int, str]]:
     for token, words in sentences(section.tokens):
         if (count := len(words.split())) > asked.words:
             yield markup.line_of(token), f"a sentence of {count} words: “{begin(words)}”; cut it"
 
 
-def _short_sentences(section: Section, asked: Strictness) -> Iterator[tuple[int, str]]:
+def _short_sentences(section: Section, asked: LintOptions) -> Iterator[tuple[int, str]]:
     for token, run in runs(section.tokens):
         what = f"{len(run)} sentences of under {SHORT} words one after the other"
         yield markup.line_of(token), f"{what}: “{begin(' '.join(run))}”; join some of them"
 
 
-def _opening(section: Section, asked: Strictness) -> Iterator[tuple[int, str]]:
+def _opening(section: Section, asked: LintOptions) -> Iterator[tuple[int, str]]:
     first = next(markup.units(section.tokens), None)
     # "This" may be the line of code right beside it.
     beside = ("This", "These") if any(line.strip() for line in section.code) else ()
@@ -268,7 +268,7 @@ def _opening(section: Section, asked: Strictness) -> Iterator[tuple[int, str]]:
         yield markup.line_of(first), f"a section is read alone, and {word!r} points out of it; name the thing"
 
 
-def _word(section: Section, asked: Strictness) -> Iterator[tuple[int, str]]:
+def _word(section: Section, asked: LintOptions) -> Iterator[tuple[int, str]]:
     if not asked.forbidden:
         return
     for token in markup.units(section.tokens):

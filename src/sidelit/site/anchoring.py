@@ -18,7 +18,7 @@ from typing import Any
 from markdown_it.token import Token
 
 from sidelit.cache import store
-from sidelit.cache.graph import Graph, Kept, Task
+from sidelit.cache.graph import Graph, LazySequence, Task
 from sidelit.cache.records import Ids
 from sidelit.config import config as configuration
 from sidelit.config.chapters import Chapter
@@ -30,7 +30,7 @@ from sidelit.ids.anchors import Anchor, Linkable
 from sidelit.ids.matching import HEADING, Imprint, text_digest
 from sidelit.ids.moves import Redirects
 from sidelit.site import content
-from sidelit.site.content import Piece, Text
+from sidelit.site.content import PageSection, SourcePage
 from sidelit.source import decoding, source
 from sidelit.text import markup
 
@@ -86,7 +86,9 @@ def astray(config: Config, ids: Mapping[str, Set[str]]) -> Iterator[SidelitError
             yield SidelitError(what, path=path, line=moved.line, hint=hint)
 
 
-def pages(config: Config, found: Mapping[str, Source], texts: Mapping[str, Text]) -> list[ledger.Placed]:
+def pages(
+    config: Config, found: Mapping[str, Source], source_pages: Mapping[str, SourcePage]
+) -> list[ledger.Placed]:
     """The pages of a site, each with what readers can link to on it."""
     placed = [
         ledger.Placed(each.name, each.output, found[each.source].linkable, each.former)
@@ -96,15 +98,15 @@ def pages(config: Config, found: Mapping[str, Source], texts: Mapping[str, Text]
     for item in config.prose:
         # A page that is none of the site is told elsewhere, with the line that names it.
         moved = {each.old: f"{names.get(each.source, each.source)}#{each.id}" for each in item.moved}
-        headings = _headings(texts[item.source])
+        headings = _headings(source_pages[item.source])
         placed.append(ledger.Placed(item.name, item.output, headings, item.former, moved))
     return placed
 
 
 def _pages(config: Config) -> list[ledger.Placed]:
     found = {each.source: read(config, each.source, Graph()) for each in config.chapters}
-    texts = {each.source: prose(each, config.project / each.source, Graph()) for each in config.prose}
-    return pages(config, found, texts)
+    source_pages = {each.source: prose(each, config.project / each.source, Graph()) for each in config.prose}
+    return pages(config, found, source_pages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,17 +218,17 @@ def _in_ledger(config: Config) -> Iterator[None]:
         raise SidelitError(error.what, path=config.shown(path), line=line, hint=error.hint) from None
 
 
-# ## Texts of earlier builds
+# ## Pages of earlier builds
 #
-# > A text that is what it was is known without its pieces, which are read when a page asks for them.
+# > A page that is what it was is known without its sections, which are read when somebody asks for them.
 
 
 Report = Callable[[SidelitError], None]
 
 
-def prose(item: Prose, path: Path, graph: Graph) -> Text:
+def prose(item: Prose, path: Path, graph: Graph) -> SourcePage:
     """Read a page of Markdown, as `content.prose` does."""
-    return _text(*_prose(item, path), graph)[0]
+    return _source_page(*_prose(item, path), graph)[0]
 
 
 def prose_read(item: Prose, path: Path, graph: Graph) -> Task[Read]:
@@ -234,30 +236,30 @@ def prose_read(item: Prose, path: Path, graph: Graph) -> Task[Read]:
     return _read(*_prose(item, path), graph, [])
 
 
-def _prose(item: Prose, path: Path) -> tuple[str, Callable[[Report], Text]]:
+def _prose(item: Prose, path: Path) -> tuple[str, Callable[[Report], SourcePage]]:
     written = content.written(item, path)
     return content.prose_digest(item, written), lambda report: content.prose(item, written)
 
 
 def chapter(
     item: Chapter, found: Source, names: Sequence[Anchor], number: int, report: Report, graph: Graph
-) -> Text:
-    """Make the text of a source, as `content.chapter` does."""
+) -> SourcePage:
+    """Make the page of a source, as `content.chapter` does."""
     key = chapter_key(item, found, names, number)
 
-    def make(report: Report) -> Text:
+    def make(report: Report) -> SourcePage:
         document = found.document()
-        text = content.chapter(item, document, names, number, report)
-        return replace(text, digest=key, code=code_of(document))
+        page = content.chapter(item, document, names, number, report)
+        return replace(page, digest=key, code=code_of(document))
 
-    text, faults = _text(key, make, graph)
+    page, faults = _source_page(key, make, graph)
     for error in faults:
         report(error)
-    return text
+    return page
 
 
 def chapter_key(item: Chapter, found: Source, names: Sequence[Anchor], number: int) -> str:
-    """Stands for all that `chapter` makes a text from."""
+    """Stands for all that `chapter` makes a page from."""
     return store.digest(found.key, item, names, number)
 
 
@@ -270,33 +272,35 @@ def code_of(document: source.Document) -> str:
     return store.digest(whole, list(lines))
 
 
-def _text(key: str, make: Callable[[Report], Text], graph: Graph) -> tuple[Text, tuple[SidelitError, ...]]:
-    """A text, and what is wrong in it."""
-    pieces: list[tuple[Piece, ...]] = []
+def _source_page(
+    key: str, make: Callable[[Report], SourcePage], graph: Graph
+) -> tuple[SourcePage, tuple[SidelitError, ...]]:
+    """A page, and what is wrong in it."""
+    sections: list[tuple[PageSection, ...]] = []
 
-    def again() -> tuple[Piece, ...]:
+    def again() -> tuple[PageSection, ...]:
         # Those that this process has made stay: much will be asked about them.
-        if pieces:
-            return pieces[0]
-        return graph.alone("pieces", key, lambda: tuple(make(lambda error: None).pieces))
+        if sections:
+            return sections[0]
+        return graph.alone("pieces", key, lambda: tuple(make(lambda error: None).sections))
 
-    text, length, faults = graph.do(_read(key, make, graph, pieces))
-    kept = Kept(again, length, content.READ.format(text.item.source))
-    return replace(text, pieces=kept, graph=graph), faults
+    page, length, faults = graph.do(_read(key, make, graph, sections))
+    kept = LazySequence(again, length, content.READ.format(page.item.source))
+    return replace(page, sections=kept, graph=graph), faults
 
 
-Read = tuple[Text, int, tuple[SidelitError, ...]]
-"""A text without its pieces, their number, and what is wrong in it."""
+Read = tuple[SourcePage, int, tuple[SidelitError, ...]]
+"""A page without its sections, their number, and what is wrong in it."""
 
 
 def _read(
-    key: str, make: Callable[[Report], Text], graph: Graph, pieces: list[tuple[Piece, ...]]
+    key: str, make: Callable[[Report], SourcePage], graph: Graph, sections: list[tuple[PageSection, ...]]
 ) -> Task[Read]:
     def read() -> Read:
         faults: list[SidelitError] = []
-        text = make(faults.append)
-        pieces.append(graph.alone("pieces", key, lambda: tuple(text.pieces)))
-        return replace(text, pieces=()), len(text.pieces), tuple(faults)
+        page = make(faults.append)
+        sections.append(graph.alone("pieces", key, lambda: tuple(page.sections)))
+        return replace(page, sections=()), len(page.sections), tuple(faults)
 
     return Task("texts", key, read)
 
@@ -309,34 +313,34 @@ def _read(
 # the headings that it has below it, the words count too: they are all that a heading without a text holds.
 
 
-def named(text: Text, names: Sequence[Anchor]) -> Text:
+def named(page: SourcePage, names: Sequence[Anchor]) -> SourcePage:
     """A page of Markdown whose headings have these anchors."""
-    found = _headings(text).found
+    found = _headings(page).found
     if tuple(names) == tuple(Anchor(each.id, each.aliases) for each in found):
-        return text
+        return page
     ids = Ids(each for name in names for each in (name.id, *name.aliases))
-    digest = text.digest and store.digest(text.digest, names)
-    again = partial(_named, text.pieces, names)
-    pieces = Kept(again, len(text.pieces), content.READ.format(text.item.source))
-    return replace(text, pieces=pieces, ids=ids, digest=digest)
+    digest = page.digest and store.digest(page.digest, names)
+    again = partial(_named, page.sections, names)
+    sections = LazySequence(again, len(page.sections), content.READ.format(page.item.source))
+    return replace(page, sections=sections, ids=ids, digest=digest)
 
 
-def places(text: Text) -> Iterator[tuple[str, str]]:
-    """Where the sections of a text stood before, each with the id that it has now."""
-    for piece in text.pieces:
-        if not text.prose:
-            yield from ((place, piece.id) for place in piece.places)
-        for token in piece.tokens if text.prose else ():
+def places(page: SourcePage) -> Iterator[tuple[str, str]]:
+    """Where the sections of a page stood before, each with the id that it has now."""
+    for section in page.sections:
+        if not page.prose:
+            yield from ((place, section.id) for place in section.places)
+        for token in section.tokens if page.prose else ():
             yield from ((place, str(token.meta["slug"])) for place in token.meta.get("places", ()))
 
 
-def _named(pieces: Sequence[Piece], names: Sequence[Anchor]) -> tuple[Piece, ...]:
+def _named(sections: Sequence[PageSection], names: Sequence[Anchor]) -> tuple[PageSection, ...]:
     left = iter(names)
-    return tuple(_renamed(piece, left, title=number == 0) for number, piece in enumerate(pieces))
+    return tuple(_renamed(section, left, title=number == 0) for number, section in enumerate(sections))
 
 
-def _renamed(piece: Piece, names: Iterator[Anchor], title: bool) -> Piece:
-    tokens = list(piece.tokens)
+def _renamed(section: PageSection, names: Iterator[Anchor], title: bool) -> PageSection:
+    tokens = list(section.tokens)
     rest = markup.opening(tokens).rest if title else tokens
     stood: list[str] = []
     for place in range(len(tokens) - len(rest), len(tokens)):
@@ -346,15 +350,15 @@ def _renamed(piece: Piece, names: Iterator[Anchor], title: bool) -> Piece:
             said = {"slug": name.id, "aliases": name.aliases, "places": name.places}
             tokens[place] = token.copy(meta={**token.meta, **said})
             stood += name.places
-    return replace(piece, tokens=tuple(tokens), places=tuple(stood))
+    return replace(section, tokens=tuple(tokens), places=tuple(stood))
 
 
-def _headings(text: Text) -> Linkable:
-    return text.once("imprints", lambda: _read_headings(text))
+def _headings(page: SourcePage) -> Linkable:
+    return page.once("imprints", lambda: _read_headings(page))
 
 
-def _read_headings(text: Text) -> Linkable:
-    tokens = markup.opening(text.tokens).rest
+def _read_headings(page: SourcePage) -> Linkable:
+    tokens = markup.opening(page.tokens).rest
     found: list[tuple[Token, list[str], list[str]]] = []
     # What stands below each heading around the current token, the outermost first.
     around: list[tuple[int, list[str]]] = []
@@ -384,7 +388,7 @@ def _read_headings(text: Text) -> Linkable:
         for heading, words, below in found
     )
     given = (str(heading.meta["slug"]) for heading, _, _ in found if "said" in heading.meta)
-    return Linkable(text.item.source, imprints, said=frozenset(given), whole=False)
+    return Linkable(page.item.source, imprints, said=frozenset(given), whole=False)
 
 
 _SENTENCE = re.compile(r"(?<=[.!?;:])\s+|(?<=[。！？；：])")

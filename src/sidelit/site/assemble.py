@@ -23,9 +23,9 @@ from sidelit.labs import cells
 from sidelit.site import content, links, metadata, model, navigation, page_kinds, page_renderer
 from sidelit.site.backlinks import Proved
 from sidelit.site.context import BuildContext
+from sidelit.site.data_pages import Around
 from sidelit.site.edition import Edition, Page
 from sidelit.site.links import fragment
-from sidelit.site.listing import Around
 from sidelit.site.model import LessonHead, Link
 from sidelit.site.navigation import Navigation
 from sidelit.site.page_renderer import PageRenderer
@@ -71,7 +71,7 @@ def _versions(build: BuildContext, around: Navigation) -> model.Versions | None:
         return None
     others = (Link(other.label, f"{around.top}{other.home(shown.lang)}") for other in public.others)
     label = public.others[0].label if public.notice == DRAFT else build.origin.version
-    return model.Versions(public.notice, label, around.newest(shown.text.item.output), tuple(others))
+    return model.Versions(public.notice, label, around.newest(shown.source.item.output), tuple(others))
 
 
 def _search(edition: Edition, around: Navigation) -> model.Search | None:
@@ -84,7 +84,7 @@ def _search(edition: Edition, around: Navigation) -> model.Search | None:
 
 def foot(build: BuildContext, shown: Page) -> model.Foot:
     """What a reader needs to trust a page, to mend it, or to cite it."""
-    origin, item = build.origin, shown.text.item
+    origin, item = build.origin, shown.source.item
     return model.Foot(
         version=origin.version,
         commit=origin.label,
@@ -152,8 +152,8 @@ def info(
     unfolded = [each for each in sections if not each.fold]
     words = [_SHUT.sub("", html) for html in (body, lede, *(each.doc for each in unfolded))]
     seen = (*words, title_html, *above, *folds, *(each.title for each in unfolded))
-    text = shown.text
-    opens = text.pieces[0] if text.pieces and text.pieces[0].kind == "module" else None
+    page = shown.source
+    opens = page.sections[0] if page.sections and page.sections[0].kind == "module" else None
     figure = renderer.figure_of(opens) if opens else Markup("")
     toc = tuple(navigation.sections(sections) if sections else navigation.headings(shown))
     table = renderer.build.tables.get(kind.name)
@@ -210,7 +210,7 @@ def forward(renderer: PageRenderer) -> model.Link:
 
 def moved(renderer: PageRenderer) -> Iterator[model.Moved]:
     """To the sections that went from this address."""
-    for old, lead in links.departed(renderer.build.leads, renderer.shown.text).items():
+    for old, lead in links.departed(renderer.build.leads, renderer.shown.source).items():
         place = f"#{fragment(lead.id)}" if lead.id else ""
         yield model.Moved(old, f"{renderer.nav.to(lead.output)}{place}")
 
@@ -240,15 +240,15 @@ def lab_head(renderer: PageRenderer, item: Prose) -> model.LabHead:
 
 def _lesson_of_lab(renderer: PageRenderer, item: Prose) -> model.Link | None:
     """To the lesson that the lab names, if it names one."""
-    text = renderer.shown.text
-    if not text.lesson:
+    page = renderer.shown.source
+    if not page.lesson:
         return None
     lessons = {each.stem: each for each in renderer.config.course.lessons}
-    if text.lesson not in lessons:
-        what, hint = f"there is no lesson {text.lesson!r}", f"there is {', '.join(lessons) or 'none'}"
-        renderer.build.report(SidelitError(what, path=item.source, line=text.lesson_line, hint=hint))
+    if page.lesson not in lessons:
+        what, hint = f"there is no lesson {page.lesson!r}", f"there is {', '.join(lessons) or 'none'}"
+        renderer.build.report(SidelitError(what, path=item.source, line=page.lesson_line, hint=hint))
         return None
-    output = lessons[text.lesson].output
+    output = lessons[page.lesson].output
     label, lang = renderer.edition.label(output)
     return model.Link(label, renderer.nav.to(output), lang=lang)
 
@@ -313,7 +313,7 @@ def _of(renderer: PageRenderer, there: Page, marker: Marker, every: bool = False
 def view(build: BuildContext, shown: Page) -> model.View:
     """Assemble one page in one language. Mistakes go to `build.report`; what they spoil is left out."""
     renderer = PageRenderer(build, shown)
-    item = shown.text.item
+    item = shown.source.item
     body, rows, lesson = "", Markup(""), None
     sections: tuple[model.SectionView, ...] = ()
     if isinstance(item, Prose):

@@ -22,7 +22,7 @@ from sidelit.config.chapters import Chapter, Proof
 from sidelit.config.config import Config
 from sidelit.errors import SidelitError
 from sidelit.names.links import Definition
-from sidelit.site.content import Piece, Text
+from sidelit.site.content import PageSection, SourcePage
 from sidelit.site.identifiers import Identifiers
 from sidelit.source import source, syntax
 from sidelit.source.decoding import read_source
@@ -169,23 +169,23 @@ Uses = Mapping[str, tuple[Usage, ...]]
 
 
 def ahead(
-    config: Config, names: Identifiers, texts: Sequence[Text], tests: Sequence[Text]
+    config: Config, names: Identifiers, pages: Sequence[SourcePage], tests: Sequence[SourcePage]
 ) -> Iterator[Task[Any]]:
     """What `used_in` and `tested_by` do for each file."""
-    for text in texts:
-        if outline := names.outlines.get(text.item.source):
-            yield text.task("used in", partial(_within, names, text), outline.digest)
-    yield from (_tests_of(config, names, text) for text in tests)
+    for page in pages:
+        if outline := names.outlines.get(page.item.source):
+            yield page.task("used in", partial(_within, names, page), outline.digest)
+    yield from (_tests_of(config, names, page) for page in tests)
 
 
-def used_in(names: Identifiers, texts: Sequence[Text]) -> Mapping[str, Uses]:
+def used_in(names: Identifiers, pages: Sequence[SourcePage]) -> Mapping[str, Uses]:
     """The uses of all definitions, by their sources; those on the page of a definition come first."""
     found: dict[str, dict[str, list[Usage]]] = {}
-    for text in texts:
-        outline = names.outlines.get(text.item.source)
+    for page in pages:
+        outline = names.outlines.get(page.item.source)
         if outline is None:
             continue
-        for to, place in text.once("used in", partial(_within, names, text), outline.digest):
+        for to, place in page.once("used in", partial(_within, names, page), outline.digest):
             if section := names.section(to):
                 found.setdefault(to.path, {}).setdefault(section, []).append(place)
     return {
@@ -199,26 +199,28 @@ def _near(names: Identifiers, source: str, places: Sequence[Usage]) -> tuple[Usa
     return tuple(sorted(places, key=lambda place: place.output != own))
 
 
-def _within(names: Identifiers, text: Text) -> tuple[tuple[Definition, Usage], ...]:
+def _within(names: Identifiers, page: SourcePage) -> tuple[tuple[Definition, Usage], ...]:
     """What the code of a source uses, and in which of its definitions, each pair once."""
-    return tuple({(to, place.name): (to, place) for to, place in reversed([*_uses(names, text)])}.values())[
+    return tuple({(to, place.name): (to, place) for to, place in reversed([*_uses(names, page)])}.values())[
         ::-1
     ]
 
 
-def _uses(names: Identifiers, text: Text) -> Iterator[tuple[Definition, Usage]]:
-    pieces: dict[int, Piece] = {number: piece for piece in text.pieces for number, _ in piece.lines}
-    for line, links in names.links(text.item.source).items():
-        if (piece := pieces.get(line)) is None:
+def _uses(names: Identifiers, page: SourcePage) -> Iterator[tuple[Definition, Usage]]:
+    sections: dict[int, PageSection] = {
+        number: section for section in page.sections for number, _ in section.lines
+    }
+    for line, links in names.links(page.item.source).items():
+        if (section := sections.get(line)) is None:
             continue
-        place = Usage(text.item.output, piece.id, piece.qualname)
+        place = Usage(page.item.output, section.id, section.qualname)
         for to in (link.to for link in links if isinstance(link.to, Definition)):
-            if to.kind in ("class", "function") and not _inside(piece, to, text):
+            if to.kind in ("class", "function") and not _inside(section, to, page):
                 yield to, place
 
 
-def _inside(piece: Piece, to: Definition, text: Text) -> bool:
-    return to.path == text.item.source and f"{piece.qualname}.".startswith(f"{to.qualname}.")
+def _inside(section: PageSection, to: Definition, page: SourcePage) -> bool:
+    return to.path == page.item.source and f"{section.qualname}.".startswith(f"{to.qualname}.")
 
 
 # ## Which tests name a definition
@@ -246,14 +248,14 @@ class Test:
 Tests = Mapping[str, tuple[Test, ...]]
 
 
-def texts(config: Config, graph: Graph) -> tuple[Text, ...]:
-    """The files of all tests, as texts that no page shows; a file that cannot be read is left out."""
+def texts(config: Config, graph: Graph) -> tuple[SourcePage, ...]:
+    """The files of all tests, as source pages that no site shows; a file that cannot be read is left out."""
     own = {chapter.source for chapter in config.chapters}
     paths = dict.fromkeys(proof.path for chapter in config.chapters for proof in chapter.proves)
-    return tuple(text for path in paths if path not in own and (text := _text(config, path, graph)))
+    return tuple(page for path in paths if path not in own and (page := _page(config, path, graph)))
 
 
-def _text(config: Config, path: str, graph: Graph) -> Text | None:
+def _page(config: Config, path: str, graph: Graph) -> SourcePage | None:
     try:
         written, _ = read_source(config.project / path, path)
     except (OSError, SidelitError):
@@ -261,14 +263,14 @@ def _text(config: Config, path: str, graph: Graph) -> Text | None:
     module = ".".join(PurePosixPath(path).with_suffix("").parts)
     item = Chapter(source=path, output="", name=path, module=module)
     digest = store.digest(path, written)
-    return Text(item, path, (), Ids(), digest=digest, code=digest, graph=graph)
+    return SourcePage(item, path, (), Ids(), digest=digest, code=digest, graph=graph)
 
 
 def tested_by(
-    config: Config, names: Identifiers, tests: Sequence[Text], uses: Mapping[str, Uses]
+    config: Config, names: Identifiers, tests: Sequence[SourcePage], uses: Mapping[str, Uses]
 ) -> Mapping[str, Tests]:
     """The tests of all definitions, by their sources."""
-    read = {text.item.source: text.graph.do(_tests_of(config, names, text)) for text in tests}
+    read = {page.item.source: page.graph.do(_tests_of(config, names, page)) for page in tests}
     return {
         chapter.source: _of_chapter(chapter, names, read, uses.get(chapter.source, {}))
         for chapter in config.chapters
@@ -317,10 +319,10 @@ def _spread(found: dict[str, dict[Test, None]], users: Mapping[str, Sequence[str
 # ## A file of tests
 
 
-def _tests_of(config: Config, names: Identifiers, text: Text) -> Task[tuple[Test, ...]]:
-    outline = names.outlines.get(text.item.source)
-    key = (text.digest, outline.digest) if outline else ""
-    return Task("tests", key, lambda: tuple(_found(config, names, text.item.source)))
+def _tests_of(config: Config, names: Identifiers, page: SourcePage) -> Task[tuple[Test, ...]]:
+    outline = names.outlines.get(page.item.source)
+    key = (page.digest, outline.digest) if outline else ""
+    return Task("tests", key, lambda: tuple(_found(config, names, page.item.source)))
 
 
 def _found(config: Config, names: Identifiers, path: str) -> Iterator[Test]:

@@ -31,8 +31,8 @@ from markupsafe import Markup
 from sidelit.config.config import Config
 from sidelit.errors import SidelitError
 from sidelit.figures import figure
+from sidelit.site.data_pages import Around, DataTable
 from sidelit.site.edition import Page
-from sidelit.site.listing import Around, DataTable
 from sidelit.site.model import TocEntry
 from sidelit.site.search.places import WORDS, SearchPlace
 

@@ -1,6 +1,6 @@
 """# What a page says, before any language
 
-> A chapter, a lesson, a lab and a page of prose become the same record: pieces with words and code.
+> A chapter, a lesson, a lab and a page of prose become the same record: sections with words and code.
 """
 
 from __future__ import annotations
@@ -145,18 +145,18 @@ def _missing(name: str, example: str, path: str, line: int) -> SidelitError:
     return SidelitError(f"the head of this lesson has no `:{name}:`", path=path, line=line, hint=hint)
 
 
-# ## Texts and their pieces
+# ## Source pages and their sections
 #
 # > Sources and prose become the same record, so that everything after this stage treats them alike.
 #
-# A chapter's pieces are its sections; a prose page's pieces are the stretches between its headings. A piece
-# carries the tokens of its words, the context its translations are filed under, and the lines of code beside
-# it.
+# A chapter's sections are those of its source; a prose page's sections are the stretches between its
+# headings. A section carries the tokens of its words, the context its translations are filed under, and the
+# lines of code beside it.
 
 
 Value = TypeVar("Value")
 
-# What a task notes that reads a text, by its source; shows one section of it; or the lines of a definition.
+# What a task notes that reads a page, by its source; shows one section of it; or the lines of a definition.
 READ = "text:{}"
 SECTION = "piece:{}\t{}"
 LINES = "lines:{}\t{}"
@@ -164,7 +164,7 @@ LINES = "lines:{}\t{}"
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """A stretch of depth: what it guards against, in one line; all its pieces hold the same one."""
+    """A stretch of depth: what it guards against, in one line; all its sections hold the same one."""
 
     line: int
     context: str
@@ -182,7 +182,7 @@ class Imports:
 
 @quick
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PageSection:
     """One section of a source, or one stretch of prose under its heading."""
 
     id: str
@@ -216,13 +216,13 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class SourcePage:
     """One page in the language it was written in."""
 
     item: Chapter | Prose
     label: str
     """What the page is called when it says no title itself."""
-    pieces: Sequence[Piece]
+    sections: Sequence[PageSection]
     ids: Ids
     """Everything a link to this page may end in."""
     number: int = 0
@@ -234,14 +234,14 @@ class Text:
     """The lesson that a lab belongs to: `:lesson: NAME` in its head."""
     lesson_line: int = 1
     digest: str = ""
-    """Stands for everything that the pieces were made from; empty if nobody knows."""
+    """Stands for everything that the sections were made from; empty if nobody knows."""
     code: str = ""
     """Stands for what other sources can know of it."""
     graph: Graph = field(default_factory=Graph, repr=False, compare=False)
     """What earlier builds worked out."""
 
     def once(self, kind: str, make: Callable[[], Value], *others: str) -> Value:
-        """What `make` finds in this text; it may look at what the digests of `others` stand for, too."""
+        """What `make` finds in this page; it may look at what the digests of `others` stand for, too."""
         note(READ.format(self.item.source))
         return self.graph.do(self.task(kind, make, *others))
 
@@ -257,7 +257,7 @@ class Text:
     @property
     def tokens(self) -> tuple[Token, ...]:
         """The words of the whole page, in order."""
-        return tuple(token for piece in self.pieces for token in piece.tokens)
+        return tuple(token for section in self.sections for token in section.tokens)
 
     @property
     def directives(self) -> tuple[tuple[Token, ...], ...]:
@@ -278,7 +278,7 @@ class Text:
         def made() -> tuple[tuple[str, str, str, str], ...]:
             return tuple(
                 (each.id, each.qualname, store.digest(each), store.digest(each.lines, each.fold is None))
-                for each in self.pieces
+                for each in self.sections
             )
 
         note(READ.format(self.item.source))
@@ -291,8 +291,8 @@ def chapter(
     names: Sequence[Anchor],
     number: int = 0,
     report: Callable[[SidelitError], None] = lambda error: None,
-) -> Text:
-    """Make the text of a source; `names` are the anchors of its sections, `number` is its place in the book.
+) -> SourcePage:
+    """Make the page of a source; `names` are the anchors of its sections, `number` is its place in the book.
 
     What is wrong with a docstring in its dialect goes to `report`.
 
@@ -302,8 +302,8 @@ def chapter(
     texts = (section.commentary for section in document.sections)
     docstrings = reader.reader(item.dialect, texts, item.source, report)
     folds = {depth: _fold(item, depth) for each in document.sections if (depth := each.depth)}
-    pieces = tuple(
-        Piece(
+    sections = tuple(
+        PageSection(
             id=name.id,
             aliases=name.aliases,
             places=name.places,
@@ -320,10 +320,10 @@ def chapter(
         for section, name in zip(document.sections, names, strict=True)
         if not section.hidden and (section.commentary.strip() or section.code or section.kind == "module")
     )
-    pieces = tuple(_numbered(_nested(tuple(_joined(_with_anchors(pieces)))), number))
-    ids = Ids(name for piece in pieces for name in (piece.id, *piece.aliases))
-    pieces = tuple(_with_figure(piece, item.source) for piece in pieces)
-    return Text(item, item.module, pieces, ids, number)
+    sections = tuple(_numbered(_nested(tuple(_joined(_with_anchors(sections)))), number))
+    ids = Ids(name for section in sections for name in (section.id, *section.aliases))
+    sections = tuple(_with_figure(section, item.source) for section in sections)
+    return SourcePage(item, item.module, sections, ids, number)
 
 
 def _imports(item: Chapter, section: source.Section, lines: tuple[code.Line, ...]) -> Imports | None:
@@ -335,76 +335,76 @@ def _imports(item: Chapter, section: source.Section, lines: tuple[code.Line, ...
     return Imports(named(modules, item.module), tuple(code.numbered(lines, shown)))
 
 
-def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
+def _joined(sections: Iterable[PageSection]) -> Iterator[PageSection]:
     """Let code without words stand in the block of the section before, the head, if that is no opening.
 
     A function does so within its head or beside another function, and below words only: a source without any
     keeps its functions apart.
     """
-    head: Piece | None = None
-    for piece in pieces:
+    head: PageSection | None = None
+    for section in sections:
         joins = False
-        if head and head.kind != "module" and head.fold is piece.fold and not piece.tokens:
+        if head and head.kind != "module" and head.fold is section.fold and not section.tokens:
             beside = head.qualname.rpartition(".")[0] if head.kind != "class" else head.qualname
-            near = piece.qualname.rpartition(".")[0] in (head.qualname, beside)
-            joins = piece.kind == "code" or (piece.kind == "function" and near and bool(head.tokens))
-        head = head if joins else piece
-        yield replace(piece, joined=True) if joins else piece
+            near = section.qualname.rpartition(".")[0] in (head.qualname, beside)
+            joins = section.kind == "code" or (section.kind == "function" and near and bool(head.tokens))
+        head = head if joins else section
+        yield replace(section, joined=True) if joins else section
 
 
-def _nested(pieces: Sequence[Piece]) -> Iterator[Piece]:
+def _nested(sections: Sequence[PageSection]) -> Iterator[PageSection]:
     """Count the definitions around each: one that is joined has no heading, so what is in it moves up."""
     # What a comment describes has the name of the function that it stands in.
-    own = (piece for piece in pieces if piece.kind in ("class", "function"))
-    headed = {piece.qualname for piece in own if not piece.joined}
-    for piece in pieces:
-        around = accumulate(piece.qualname.split(".")[:-1], "{}.{}".format)
-        yield replace(piece, depth=sum(each in headed for each in around))
+    own = (section for section in sections if section.kind in ("class", "function"))
+    headed = {section.qualname for section in own if not section.joined}
+    for section in sections:
+        around = accumulate(section.qualname.split(".")[:-1], "{}.{}".format)
+        yield replace(section, depth=sum(each in headed for each in around))
 
 
-def _numbered(pieces: Iterable[Piece], chapter: int) -> Iterator[Piece]:
+def _numbered(sections: Iterable[PageSection], chapter: int) -> Iterator[PageSection]:
     """Count the sections that the contents of a page list, and in each its comments without a heading.
 
     The numbers hold for one release; the ids last.
     """
     count = inner = 0
-    for piece in pieces:
-        if not chapter or piece.joined:
-            yield piece
+    for section in sections:
+        if not chapter or section.joined:
+            yield section
             continue
-        headed = piece.tokens and piece.tokens[0].type == "heading_open"
-        if piece.kind == "module":
+        headed = section.tokens and section.tokens[0].type == "heading_open"
+        if section.kind == "module":
             below = ""
-        elif headed or piece.kind in ("class", "function"):
+        elif headed or section.kind in ("class", "function"):
             count, inner = count + 1, 0
             below = f".{count}"
         else:
             inner += 1
             below = f".{count}.{inner}"
-        yield replace(piece, number=f"{chapter}{below}")
+        yield replace(section, number=f"{chapter}{below}")
 
 
-def _with_anchors(pieces: Sequence[Piece]) -> Iterator[Piece]:
+def _with_anchors(sections: Sequence[PageSection]) -> Iterator[PageSection]:
     """Let the names that authors gave to places, as `<a id="…">`, lead to the sections they stand in."""
-    taken = {name for piece in pieces for name in (piece.id, *piece.aliases)}
-    for piece in pieces:
-        names = [name for name in markup.anchors(piece.tokens) if name not in taken]
+    taken = {name for section in sections for name in (section.id, *section.aliases)}
+    for section in sections:
+        names = [name for name in markup.anchors(section.tokens) if name not in taken]
         taken.update(names)
-        yield replace(piece, aliases=(*piece.aliases, *dict.fromkeys(names))) if names else piece
+        yield replace(section, aliases=(*section.aliases, *dict.fromkeys(names))) if names else section
 
 
-def _with_figure(piece: Piece, path: str) -> Piece:
+def _with_figure(section: PageSection, path: str) -> PageSection:
     """A section with the name of the drawing beside it, which is no word to translate."""
-    tokens, named = directives.take(piece.tokens, "figure")
+    tokens, named = directives.take(section.tokens, "figure")
     if not named:
-        return piece
+        return section
     line, name = markup.line_of(named[-1].name), markup.plain(named[-1].body)
     if len(named) > 1:
         raise SidelitError("a section has one figure", path=path, line=line)
     if not re.fullmatch(r"\w+", name):
         what = f"`:figure:` says {name!r}, which is no name of a figure"
         raise SidelitError(what, path=path, line=line)
-    return replace(piece, tokens=tokens, figure=name, figure_line=line)
+    return replace(section, tokens=tokens, figure=name, figure_line=line)
 
 
 def _fold(item: Chapter, depth: Depth) -> Fold:
@@ -427,12 +427,12 @@ def written(item: Prose, path: Path) -> str:
 
 
 def prose_digest(item: Prose, written: str) -> str:
-    """Stands for all that `prose` makes a text from."""
+    """Stands for all that `prose` makes a page from."""
     return store.digest(written, item)
 
 
-def prose(item: Prose, written: str) -> Text:
-    """Make the text of a page from its words: Markdown, or Python in the cells of a notebook.
+def prose(item: Prose, written: str) -> SourcePage:
+    """Make a page from its words: Markdown, or Python in the cells of a notebook.
 
     Raises `SidelitError` where they are wrong.
     """
@@ -445,14 +445,18 @@ def prose(item: Prose, written: str) -> Text:
     after = markup.opening(tokens).rest
     minutes = split(after, item.source).minutes if item.lesson else 0
     ids = Ids(name for token in after for name in markup.names_of(token))
-    pieces = tuple(Piece("", (), context, "prose", "", part) for context, part in sync.split_prose(tokens))
+    sections = tuple(
+        PageSection("", (), context, "prose", "", part) for context, part in sync.split_prose(tokens)
+    )
     lesson, line = (markup.plain(named[0].body), markup.line_of(named[0].name)) if named else ("", 1)
     digest = prose_digest(item, written)
-    return Text(item, item.stem, pieces, ids, minutes=minutes, lesson=lesson, lesson_line=line, digest=digest)
+    return SourcePage(
+        item, item.stem, sections, ids, minutes=minutes, lesson=lesson, lesson_line=line, digest=digest
+    )
 
 
 def units(
-    config: Config, texts: Sequence[Text], drawn: Iterable[figure.Figure] | None = None
+    config: Config, pages: Sequence[SourcePage], drawn: Iterable[figure.Figure] | None = None
 ) -> tuple[sync.PageUnits, ...]:
     """Everything of a site that is to be translated: its pages, and the words that are on none of them.
 
@@ -466,7 +470,7 @@ def units(
     about = tuple(text for text in (config.tagline, config.licence_note) if text)
     own = (("nav", labels), ("site", about))
     site = sync.PageUnits(SITE, tuple(sync.SectionUnits(name, said) for name, said in own if said))
-    current = {text.item.name for text in texts}
+    current = {page.item.name for page in pages}
     figures = (each.units() for each in (figure.read_all(config) if drawn is None else drawn))
     steppers = (
         interactive.read_stepper(config, name).script.units() for name in interactive.stepper_names(config)
@@ -474,29 +478,29 @@ def units(
     moved = (
         interactive.read_sliders(config, name).script.units() for name in interactive.slider_names(config)
     )
-    return (*(page_units(text, current) for text in texts), *figures, *steppers, *moved, site)
+    return (*(page_units(page, current) for page in pages), *figures, *steppers, *moved, site)
 
 
-def page_units(text: Text, current: Collection[str] = ()) -> sync.PageUnits:
+def page_units(page: SourcePage, current: Collection[str] = ()) -> sync.PageUnits:
     """What of a page is to be translated; `current` are the names of all pages, this one included."""
-    sections = text.once("units", lambda: tuple(_sections(text.pieces)))
+    sections = page.once("units", lambda: tuple(_sections(page.sections)))
     # What a page might have been called by its path is nothing to a page that is called so.
-    former = (each.name for each in text.item.former if each.told or each.name not in current)
+    former = (each.name for each in page.item.former if each.told or each.name not in current)
     names = tuple(dict.fromkeys(former))
-    optional = isinstance(text.item, Chapter) and text.item.workshop
-    return sync.PageUnits(text.item.name, sections, names, text.item.languages, optional)
+    optional = isinstance(page.item, Chapter) and page.item.workshop
+    return sync.PageUnits(page.item.name, sections, names, page.item.languages, optional)
 
 
-def _sections(pieces: Sequence[Piece]) -> Iterator[sync.SectionUnits]:
-    pairs = pairwise((None, *pieces))
-    yield from (units for before, piece in pairs if piece for units in _units(before, piece))
+def _sections(sections: Sequence[PageSection]) -> Iterator[sync.SectionUnits]:
+    pairs = pairwise((None, *sections))
+    yield from (units for before, section in pairs if section for units in _units(before, section))
 
 
-def _units(before: Piece | None, piece: Piece) -> Iterator[sync.SectionUnits]:
-    """What of a piece is to be translated; where a fold begins, its line comes first.
+def _units(before: PageSection | None, section: PageSection) -> Iterator[sync.SectionUnits]:
+    """What of a section is to be translated; where a fold begins, its line comes first.
 
     That line is not about the code of one section, so no change of code asks for a recheck of it.
     """
-    if piece.fold and (before is None or before.fold is not piece.fold):
-        yield sync.extract(piece.fold.context, piece.fold.tokens)
-    yield sync.extract(piece.context, piece.tokens, piece.code_digest)
+    if section.fold and (before is None or before.fold is not section.fold):
+        yield sync.extract(section.fold.context, section.fold.tokens)
+    yield sync.extract(section.context, section.tokens, section.code_digest)

@@ -17,7 +17,7 @@ import jinja2
 from markdown_it.token import Token
 from markupsafe import Markup, escape
 
-from sidelit.cache.graph import Kept, as_one
+from sidelit.cache.graph import LazySequence, as_one
 from sidelit.catalog.catalog import Catalogs
 from sidelit.config.chapters import Proof
 from sidelit.config.config import Config
@@ -30,11 +30,11 @@ from sidelit.figures.words import Said
 from sidelit.files.assets import BUNDLES
 from sidelit.site import links, metadata, pictures
 from sidelit.site.backlinks import Backlinks, Proved
-from sidelit.site.content import Text
+from sidelit.site.content import SourcePage
+from sidelit.site.data_pages import DataTable, Use
 from sidelit.site.edition import Edition, Page
 from sidelit.site.identifiers import NOBODY, Identifiers
 from sidelit.site.links import Index
-from sidelit.site.listing import DataTable, Use
 from sidelit.site.model import View
 from sidelit.site.pictures import Pictures
 from sidelit.symbols import marking
@@ -134,7 +134,7 @@ class BuildContext:
     backlinks: Backlinks = field(default_factory=Backlinks, metadata=_noted)
     """Where each definition is used, and which tests name it."""
     leads: links.Leads = field(default_factory=dict, metadata=_noted)
-    texts: Mapping[str, Text] = field(default_factory=dict, metadata=_noted)
+    pages: Mapping[str, SourcePage] = field(default_factory=dict, metadata=_noted)
     """Every page as it was written, by its source."""
     names: Identifiers = field(default=NOBODY, metadata=_noted)
     """What the names in code mean."""
@@ -227,7 +227,7 @@ ID = "figure-{}"
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class FigureContext:
     """The page's language, the tag of that of the data, and the look of the page."""
 
     language: Language
@@ -235,7 +235,9 @@ class Words:
     theme: Theme
 
 
-def html(drawing: Drawing, words: Words, number: int, inline: Callable[[Sequence[Token]], Markup]) -> Markup:
+def html(
+    drawing: Drawing, context: FigureContext, number: int, inline: Callable[[Sequence[Token]], Markup]
+) -> Markup:
     """The figure as HTML, the page's `number`th of that name; `inline` sets its title and its caption."""
     own = ID.format(drawing.name) + (f"-{number}" if number > 1 else "")
     values = {
@@ -250,9 +252,9 @@ def html(drawing: Drawing, words: Words, number: int, inline: Callable[[Sequence
         "rows": [[_cell(cell) for cell in row] for row in drawing.rows],
         "recordings": drawing.recordings,
         "state": drawing.state,
-        "source_lang": words.source_lang,
+        "source_lang": context.source_lang,
     }
-    return fragment("figure.html", words.language, words.theme, values)
+    return fragment("figure.html", context.language, context.theme, values)
 
 
 def _described(drawing: Drawing, svg: Markup, own: str, kind: str) -> Markup:
@@ -267,11 +269,10 @@ def _described(drawing: Drawing, svg: Markup, own: str, kind: str) -> Markup:
 
 
 def _cell(said: Said) -> Markup:
-    pieces = (
-        Markup("<code>{}</code>").format(piece.text) if piece.code else escape(piece.text)
-        for piece in said.pieces
+    runs = (
+        Markup("<code>{}</code>").format(run.text) if run.code else escape(run.text) for run in said.pieces
     )
-    text = Markup("").join(pieces)
+    text = Markup("").join(runs)
     return Markup('<span lang="{}">{}</span>').format(said.lang, text) if said.lang else text
 
 
@@ -289,32 +290,32 @@ def _language(sentence: Sequence[Token]) -> str | None:
 
 
 class Notations(Mapping[str, Notation]):
-    """What each text declares its symbols to mean, by its source; it is read when a page asks for it."""
+    """What each page declares its symbols to mean, by its source; it is read when a page asks for it."""
 
-    def __init__(self, texts: Iterable[Text]) -> None:
-        self._texts = {
-            source: Kept(partial(_read, text), 1, NOTATION.format(source))
-            for source, text in ((text.item.source, text) for text in texts)
+    def __init__(self, pages: Iterable[SourcePage]) -> None:
+        self._pages = {
+            source: LazySequence(partial(_read, page), 1, NOTATION.format(source))
+            for source, page in ((page.item.source, page) for page in pages)
         }
 
     def __getitem__(self, source: str) -> Notation:
-        return self._texts[source][0]
+        return self._pages[source][0]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._texts)
+        return iter(self._pages)
 
     def __len__(self) -> int:
-        return len(self._texts)
+        return len(self._pages)
 
 
-# What a task notes that reads what a text declares.
+# What a task notes that reads what a page declares.
 NOTATION = "notation:{}"
 
 
-def _read(text: Text) -> tuple[Notation, ...]:
-    with as_one(NOTATION.format(text.item.source)):
-        key = (text.digest,) if text.digest else ()
-        return text.graph.alone("notations", key, lambda: (marking.read(text.tokens),))
+def _read(page: SourcePage) -> tuple[Notation, ...]:
+    with as_one(NOTATION.format(page.item.source)):
+        key = (page.digest,) if page.digest else ()
+        return page.graph.alone("notations", key, lambda: (marking.read(page.tokens),))
 
 
 class Symbols:
@@ -330,7 +331,7 @@ class Symbols:
 
     def of(self, there: Page) -> Marker:
         """The marker for what this page shows of another one, or of itself."""
-        source = there.text.item.source
+        source = there.source.item.source
         if source not in self._markers:
             declared = self._notations.get(source, Notation())
             keys = {each.key: self._key(each, there) for each in declared.meanings}
@@ -344,7 +345,7 @@ class Symbols:
         # Two texts that say the same of a symbol mean the same, though one of them has no name for it.
         if (known.code == meaning.code and same) or (known.said and known.said == meaning.said):
             return key
-        apart = f"{key}--{re.sub(r'[^A-Za-z0-9]+', '-', there.text.item.name)}"
+        apart = f"{key}--{re.sub(r'[^A-Za-z0-9]+', '-', there.source.item.name)}"
         self._known[apart] = meaning
         return apart
 

@@ -1,8 +1,8 @@
 """# A page in one language
 
-> The same pieces in the same order under the same ids; only the words are exchanged.
+> The same sections in the same order under the same ids; only the words are exchanged.
 
-A piece whose words could not all be exchanged keeps the original for those and says so. The title and the
+A section whose words could not all be exchanged keeps the original for those and says so. The title and the
 lede are cut off here, because they are wanted in many places: at the top, in the navigation, in the list of
 a search engine.
 """
@@ -17,10 +17,10 @@ from typing import TypeVar
 from markdown_it.token import Token
 
 from sidelit.cache import store
-from sidelit.cache.graph import Kept, Noted, Task, as_one, note
+from sidelit.cache.graph import LazySequence, Noted, Task, as_one, note
 from sidelit.catalog import catalog
 from sidelit.config.config import SITE, Config
-from sidelit.site.content import Piece, Text
+from sidelit.site.content import PageSection, SourcePage
 from sidelit.site.model import NavGroup
 from sidelit.text import markup
 
@@ -34,10 +34,10 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
-    """A piece's tokens in one language; `state` is None where there is nothing to say about them.
+class SectionText:
+    """A section's tokens in one language; `state` is None where there is nothing to say about them.
 
-    `fold` is the line above the depth that the piece is part of, with its own state.
+    `fold` is the line above the depth that the section is part of, with its own state.
     """
 
     title: tuple[Token, ...]
@@ -49,17 +49,17 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A text in one language: its title, its lede, and the words of each of its pieces."""
+    """A source page in one language: its title, its lede, and the words of each of its sections."""
 
-    text: Text
+    source: SourcePage
     lang: str
     title: tuple[Token, ...]
     title_state: str | None
     lede: tuple[Token, ...]
     lede_state: str | None
-    words: Sequence[Words]
+    words: Sequence[SectionText]
     source_lang: str = "en"
-    """The tag of the language that the text was written in."""
+    """The tag of the language that the page was written in."""
     label: str = ""
     """The title in plain words."""
     summary: str = ""
@@ -69,13 +69,13 @@ class Page:
 
     def once(self, kind: str, make: Callable[[], Value], *others: str) -> Value:
         """What `make` finds in this page; it may look at what the digests of `others` stand for, too."""
-        note(_name(self.text, self.lang))
-        return self.text.graph.of(kind, self.key(*others), make)
+        note(_name(self.source, self.lang))
+        return self.source.graph.of(kind, self.key(*others), make)
 
     def once_alone(self, kind: str, make: Callable[[], Value], *others: str) -> Value:
         """The same for what is large."""
-        note(_name(self.text, self.lang))
-        return self.text.graph.alone(kind, self.key(*others), make)
+        note(_name(self.source, self.lang))
+        return self.source.graph.alone(kind, self.key(*others), make)
 
     def key(self, *others: str) -> tuple[str, ...]:
         """Stands for all that the page was made from, and for what `others` do; empty if nobody knows."""
@@ -85,7 +85,7 @@ class Page:
         """Stands for the words of one section."""
 
         def made() -> dict[str, str]:
-            places = zip(self.text.pieces, self.words, strict=True)
+            places = zip(self.source.sections, self.words, strict=True)
             return {each.id: store.digest(words) for each, words in places}
 
         return self.once_alone("digests of words", made)[anchor]
@@ -123,11 +123,11 @@ class Edition:
     contents: dict[str, tuple[NavGroup, ...]] = field(default_factory=dict, repr=False, compare=False)
     """What all pages of one folder have in common: links to every page, made when the first asks for them."""
 
-    def section(self, output: str, anchor: str) -> tuple[Page, Words]:
+    def section(self, output: str, anchor: str) -> tuple[Page, SectionText]:
         """A page, and the words of one of its sections, for another page that shows that section alone."""
         with as_one(SAID.format(self.lang, output, anchor)):
             page = self.pages[output]
-            places = zip(page.text.pieces, page.words, strict=True)
+            places = zip(page.source.sections, page.words, strict=True)
             (words,) = (words for each, words in places if each.id == anchor)
         return page, words
 
@@ -138,14 +138,19 @@ class Edition:
         return page.label, page.label_lang
 
 
-def edition(config: Config, texts: Sequence[Text], catalogs: catalog.Catalogs, lang: str) -> Edition:
+def edition(
+    config: Config, source_pages: Sequence[SourcePage], catalogs: catalog.Catalogs, lang: str
+) -> Edition:
     """Put every page of the site into one language."""
     book = catalogs.translation(SITE, lang)
     parts = tuple(_label(part.label, book, "nav") for part in config.parts)
     questions = tuple(_label(part.question, book, "nav") for part in config.parts)
     tagline, _ = _label(config.tagline, book, "site")
     licence_note, _ = _label(config.licence_note, book, "site")
-    pages = {text.item.output: page(text, catalogs.translation(text.item.name, lang), lang) for text in texts}
+    pages = {
+        source_page.item.output: page(source_page, catalogs.translation(source_page.item.name, lang), lang)
+        for source_page in source_pages
+    }
     courses = tuple(_label(course.label, book, "nav") for course in config.courses)
     groups = {group: _label(group, book, "nav") for group in config.groups}
     back = _label(config.back_label, book, "nav")
@@ -153,28 +158,32 @@ def edition(config: Config, texts: Sequence[Text], catalogs: catalog.Catalogs, l
     return Edition(lang, noted, parts, tagline, licence_note, courses, questions, groups, back)
 
 
-def ahead(config: Config, texts: Sequence[Text], catalogs: catalog.Catalogs) -> Iterator[Task[None]]:
-    """What `edition` does for each text, in all languages."""
-    for text in texts:
-        books = {lang: catalogs.translation(text.item.name, lang) for lang in config.languages}
-        key = tuple(_digest(text, book) for book in books.values())
-        yield Task("pages of a text", key if all(key) else "", partial(_pages, text, books))
+def ahead(
+    config: Config, source_pages: Sequence[SourcePage], catalogs: catalog.Catalogs
+) -> Iterator[Task[None]]:
+    """What `edition` does for each page, in all languages."""
+    for source_page in source_pages:
+        books = {lang: catalogs.translation(source_page.item.name, lang) for lang in config.languages}
+        key = tuple(_digest(source_page, book) for book in books.values())
+        yield Task("pages of a text", key if all(key) else "", partial(_pages, source_page, books))
 
 
-def _pages(text: Text, books: Mapping[str, catalog.Catalog | None]) -> None:
+def _pages(source_page: SourcePage, books: Mapping[str, catalog.Catalog | None]) -> None:
     for lang, book in books.items():
-        page(text, book, lang)
+        page(source_page, book, lang)
 
 
-def page(text: Text, book: catalog.Catalog | None, lang: str) -> Page:
+def page(source_page: SourcePage, book: catalog.Catalog | None, lang: str) -> Page:
     """Put one page into one language; without a catalogue its words stay as they were written."""
     source = book.source if book else lang
-    if not text.pieces:
-        return Page(text, lang, (), None, (), None, (), source, text.label)
+    if not source_page.sections:
+        return Page(source_page, lang, (), None, (), None, (), source, source_page.label)
     # Other pages ask for the title and the lede; the words are wanted when the page itself is made.
-    words = Kept(partial(_words, text, book), len(text.pieces), _name(text, lang))
-    shown = Page(text, lang, (), None, (), None, words, source, digest=_digest(text, book))
-    opening, title_state = shown.once("openings", lambda: _opening(text.pieces[0], book))
+    words = LazySequence(
+        partial(_words, source_page, book), len(source_page.sections), _name(source_page, lang)
+    )
+    shown = Page(source_page, lang, (), None, (), None, words, source, digest=_digest(source_page, book))
+    opening, title_state = shown.once("openings", lambda: _opening(source_page.sections[0], book))
     title = () if opening.title is None else (opening.title,)
     lede_state = next((_state(token) for token in opening.lede if _state(token)), None)
     if book and book.original:
@@ -186,33 +195,33 @@ def page(text: Text, book: catalog.Catalog | None, lang: str) -> Page:
         title_state=title_state,
         lede=opening.lede,
         lede_state=lede_state,
-        label=markup.plain(title) or text.label,
+        label=markup.plain(title) or source_page.label,
         summary=_summary(opening),
     )
 
 
-def _opening(piece: Piece, book: catalog.Catalog | None) -> tuple[markup.Opening, str | None]:
-    """What a page opens with, without the rest of its first piece; and the state of the title."""
-    tokens = _translated(piece, book).tokens
+def _opening(section: PageSection, book: catalog.Catalog | None) -> tuple[markup.Opening, str | None]:
+    """What a page opens with, without the rest of its first section; and the state of the title."""
+    tokens = _translated(section, book).tokens
     opening = markup.opening(tokens)
     first = next((token for token in opening.rest if token.type == "inline"), None)
     state = _state(tokens[0]) if opening.title is not None else None
     return replace(opening, rest=() if first is None else (first,)), state
 
 
-def _digest(text: Text, book: catalog.Catalog | None) -> str:
+def _digest(source_page: SourcePage, book: catalog.Catalog | None) -> str:
     said = book and (book.digest, book.source, book.original)
-    return store.digest(text.digest, said) if text.digest else ""
+    return store.digest(source_page.digest, said) if source_page.digest else ""
 
 
-def _name(text: Text, lang: str) -> str:
-    return READ.format(lang, text.item.output)
+def _name(source_page: SourcePage, lang: str) -> str:
+    return READ.format(lang, source_page.item.output)
 
 
-def _words(text: Text, book: catalog.Catalog | None) -> tuple[Words, ...]:
-    first, *others = (_translated(piece, book) for piece in text.pieces)
+def _words(source_page: SourcePage, book: catalog.Catalog | None) -> tuple[SectionText, ...]:
+    first, *others = (_translated(section, book) for section in source_page.sections)
     first = replace(first, tokens=markup.opening(first.tokens).rest)
-    return (first, *(_headed(text, words) for words in others))
+    return (first, *(_headed(source_page, words) for words in others))
 
 
 def _summary(opening: markup.Opening) -> str:
@@ -222,10 +231,10 @@ def _summary(opening: markup.Opening) -> str:
     return markup.plain(first) if first and len(first.content) <= SUMMARY else ""
 
 
-def _translated(piece: Piece, book: catalog.Catalog | None) -> Words:
-    tokens, state = _said(piece.tokens, book, piece.context, piece.code_digest)
-    fold = _said(piece.fold.tokens, book, piece.fold.context) if piece.fold else ()
-    return Words((), tokens, state, *fold)
+def _translated(section: PageSection, book: catalog.Catalog | None) -> SectionText:
+    tokens, state = _said(section.tokens, book, section.context, section.code_digest)
+    fold = _said(section.fold.tokens, book, section.fold.context) if section.fold else ()
+    return SectionText((), tokens, state, *fold)
 
 
 def _said(
@@ -237,9 +246,9 @@ def _said(
     return done.tokens, None if done.state == "current" else done.state
 
 
-def _headed(text: Text, words: Words) -> Words:
+def _headed(source_page: SourcePage, words: SectionText) -> SectionText:
     """Split off the heading that a section's commentary starts with; in prose, headings stay in the text."""
-    if text.prose or not words.tokens or words.tokens[0].type != "heading_open":
+    if source_page.prose or not words.tokens or words.tokens[0].type != "heading_open":
         return words
     return replace(words, title=(words.tokens[1],), tokens=words.tokens[3:])
 

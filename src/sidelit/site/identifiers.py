@@ -22,7 +22,7 @@ from sidelit.config.config import Config
 from sidelit.names import library
 from sidelit.names.library import Written
 from sidelit.names.links import Definition, Found, Lines, Links, Names
-from sidelit.site.content import Text
+from sidelit.site.content import SourcePage
 from sidelit.site.links import fragment
 from sidelit.text import code
 from sidelit.text.code import Mark
@@ -64,26 +64,26 @@ class Linked:
     outlines: Mapping[str, Outline]
 
 
-def linked(folder: Path, texts: Sequence[Text], jobs: int | None, *, sparing: bool = False) -> Linked:
+def linked(folder: Path, pages: Sequence[SourcePage], jobs: int | None, *, sparing: bool = False) -> Linked:
     """Find out what the names in chapters mean; `folder` is the one that their paths start from.
 
     `sparing` takes little memory and more time for what is known of all sources.
     """
-    chapters = {text.item.source: text for text in texts if isinstance(text.item, Chapter)}
-    items = [text.item for text in chapters.values() if isinstance(text.item, Chapter)]
+    chapters = {page.item.source: page for page in pages if isinstance(page.item, Chapter)}
+    items = [page.item for page in chapters.values() if isinstance(page.item, Chapter)]
     codes: dict[str, list[str]] = {}
     for item in items:
         codes.setdefault(item.module, []).append(chapters[item.source].code)
     there = store.digest([(item.source, item.module) for item in items])
-    graph = next((text.graph for text in chapters.values()), Graph())
+    graph = next((page.graph for page in chapters.values()), Graph())
     graph.input("code", lambda module: "".join(codes[module]))
     names = Names(written(folder, items))
     known: dict[str, Outline] = {}
     packed: Packed[Outline] = Packed()
     put = packed.put if sparing else known.__setitem__
     missing = []
-    for source, text in chapters.items():
-        if kept := graph.recalled("outlines", _key(text, there)):
+    for source, page in chapters.items():
+        if kept := graph.recalled("outlines", _key(page, there)):
             put(source, kept.value)
         else:
             missing.append(source)
@@ -92,14 +92,14 @@ def linked(folder: Path, texts: Sequence[Text], jobs: int | None, *, sparing: bo
     if missing:
         with names:
             for source, found in zip(missing, workers.shared(names.of, missing, jobs), strict=True):
-                text, outline = chapters[source], _outline(found)
+                page, outline = chapters[source], _outline(found)
                 put(source, outline)
                 if graph.keeps:
-                    graph.alone("links", _links_key(text, outline), partial(dict, found.links))
+                    graph.alone("links", _links_key(page, outline), partial(dict, found.links))
                 else:
                     made[source] = found.links
                 read_for_it = {f"code:{module}" for module in found.asked}
-                graph.remember("outlines", _key(text, there), outline, read_for_it)
+                graph.remember("outlines", _key(page, there), outline, read_for_it)
 
     @lru_cache(maxsize=AT_HAND)
     def read(source: str) -> Links:
@@ -111,12 +111,12 @@ def linked(folder: Path, texts: Sequence[Text], jobs: int | None, *, sparing: bo
     return Linked(read, outlines)
 
 
-def _key(text: Text, there: str) -> Key:
-    return (text.digest, there) if text.digest else ""
+def _key(page: SourcePage, there: str) -> Key:
+    return (page.digest, there) if page.digest else ""
 
 
-def _links_key(text: Text, outline: Outline) -> Key:
-    return (text.digest, outline.digest) if text.digest else ""
+def _links_key(page: SourcePage, outline: Outline) -> Key:
+    return (page.digest, outline.digest) if page.digest else ""
 
 
 def _outline(found: Found) -> Outline:
@@ -163,24 +163,24 @@ class Shown:
     sections: Mapping[tuple[int, str], str]
 
 
-def shown(text: Text) -> Shown:
+def shown(page: SourcePage) -> Shown:
     """What the page of a source shows, unless an earlier build knows."""
-    return text.once("shown", partial(_shown, text))
+    return page.once("shown", partial(_shown, page))
 
 
-def _shown(text: Text) -> Shown:
+def _shown(page: SourcePage) -> Shown:
     numbers, sections = set[int](), {}
-    for piece in text.pieces:
-        numbers.update(number for number, _ in (piece.imports.lines if piece.imports else ()))
-        for number, _ in piece.lines:
+    for section in page.sections:
+        numbers.update(number for number, _ in (section.imports.lines if section.imports else ()))
+        for number, _ in section.lines:
             numbers.add(number)
-            if piece.kind in ("class", "function"):
-                sections[number, piece.qualname] = piece.id
+            if section.kind in ("class", "function"):
+                sections[number, section.qualname] = section.id
     bits = bytearray(max(numbers, default=0) // 8 + 1)
     for number in numbers:
         bits[number // 8] |= 1 << number % 8
     lines = int.from_bytes(bits, "little")
-    return Shown(text.item.output, lines, sections)
+    return Shown(page.item.output, lines, sections)
 
 
 def _of(links: Mapping[str, Links], source: str) -> Links:
@@ -291,16 +291,16 @@ NOBODY = Identifiers({}, partial(_of, {}), {})
 
 
 def identifiers(
-    config: Config, texts: Sequence[Text], jobs: int | None = None, unshown: Sequence[Text] = ()
+    config: Config, pages: Sequence[SourcePage], jobs: int | None = None, unshown: Sequence[SourcePage] = ()
 ) -> Identifiers:
     """Find the names of all chapters, and those of sources that no page shows.
 
     :raises SidelitError: a list of documented names cannot be read.
     """
     documented = library.addresses(config.inventories, config.folder, config.shown(config.folder))
-    found = linked(config.project, [*texts, *unshown], jobs)
+    found = linked(config.project, [*pages, *unshown], jobs)
     return Identifiers(
-        {text.item.source: shown(text) for text in texts if not text.prose},
+        {page.item.source: shown(page) for page in pages if not page.prose},
         found.links,
         documented,
         found.outlines,

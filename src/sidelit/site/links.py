@@ -20,7 +20,7 @@ from sidelit.config.config import Config
 from sidelit.config.prose import Moved, Prose
 from sidelit.errors import SidelitError
 from sidelit.site import anchoring
-from sidelit.site.content import Text
+from sidelit.site.content import SourcePage
 from sidelit.site.edition import Page
 from sidelit.text import markup
 
@@ -47,42 +47,42 @@ Leads = Mapping[str, Mapping[str, Lead]]
 """By old address and old id; the empty id is the page as a whole."""
 
 
-def leads(texts: Sequence[Text]) -> Leads:
+def leads(pages: Sequence[SourcePage]) -> Leads:
     """Find where the readers of every old address go, in the order in which they would read it."""
     found: dict[str, dict[str, Lead]] = {}
-    for text in texts:
-        for place, anchor in _places(text):
+    for page in pages:
+        for place, anchor in _places(page):
             address, _, old = place.rpartition("#")
-            found.setdefault(address, {})[old] = Lead(text.item.output, anchor if old else "")
-    current = {text.item.output for text in texts}
-    outputs = {text.item.source: text.item.output for text in texts}
-    for text in texts:
+            found.setdefault(address, {})[old] = Lead(page.item.output, anchor if old else "")
+    current = {page.item.output for page in pages}
+    outputs = {page.item.source: page.item.output for page in pages}
+    for page in pages:
         gone = {
             moved.old: Lead(outputs[moved.source], moved.id)
-            for moved in _moved(text)
+            for moved in _moved(page)
             if moved.source in outputs
         }
         if gone:
-            found.setdefault(text.item.output, {}).update(gone)
-        for former in text.item.former:
+            found.setdefault(page.item.output, {}).update(gone)
+        for former in page.item.former:
             if former.told and former.output not in current:
                 there = found.setdefault(former.output, {})
-                there.setdefault("", Lead(text.item.output, ""))
+                there.setdefault("", Lead(page.item.output, ""))
                 # What no ledger says of the headings of a page of prose, they are taken to be what they were.
-                for slug in _headings(text):
-                    there.setdefault(slug, Lead(text.item.output, slug))
+                for slug in _headings(page):
+                    there.setdefault(slug, Lead(page.item.output, slug))
                 there.update(gone)
     for there in found.values():
         there.setdefault("", Lead(next(iter(there.values())).output, ""))
     return found
 
 
-def forwards(found: Leads, texts: Sequence[Text]) -> tuple[str, ...]:
+def forwards(found: Leads, pages: Sequence[SourcePage]) -> tuple[str, ...]:
     """The old addresses at which no page stands."""
-    return tuple(address for address in sorted(found) if address not in {text.item.output for text in texts})
+    return tuple(address for address in sorted(found) if address not in {page.item.output for page in pages})
 
 
-# What a task notes that asks where an old address leads, whether a text has a section, and which it has.
+# What a task notes that asks where an old address leads, whether a page has a section, and which it has.
 LEADS, SECTION, IDS = "leads:{}", "section:{}\t{}\t{}", "ids:{}"
 
 
@@ -92,37 +92,37 @@ def leading(found: Leads, address: str) -> Mapping[str, Lead]:
     return found.get(address, {})
 
 
-def departed(found: Leads, text: Text) -> dict[str, Lead]:
+def departed(found: Leads, page: SourcePage) -> dict[str, Lead]:
     """The ids that lead from a page to another one; those that it has today stay."""
-    there = leading(found, text.item.output)
-    return {old: lead for old, lead in there.items() if old and old not in text.ids}
+    there = leading(found, page.item.output)
+    return {old: lead for old, lead in there.items() if old and old not in page.ids}
 
 
 def page(address: str, target: Page) -> Page:
     """The page at an old address, in one language; it has the title of the page that it leads to."""
-    item: Chapter | Prose = target.text.item
+    item: Chapter | Prose = target.source.item
     forward = Prose(item.source, address, item.name, "forward")
-    text = Text(forward, target.text.label, (), Ids())
+    source = SourcePage(forward, target.source.label, (), Ids())
     title, state = target.title, target.title_state
     digest = target.digest and store.digest(address, target.digest)
     label, lang = target.label, target.lang
-    return Page(text, lang, title, state, (), None, (), target.source_lang, label, digest=digest)
+    return Page(source, lang, title, state, (), None, (), target.source_lang, label, digest=digest)
 
 
-def _places(text: Text) -> Iterator[tuple[str, str]]:
-    yield from text.once("places", lambda: list(anchoring.places(text)))
+def _places(page: SourcePage) -> Iterator[tuple[str, str]]:
+    yield from page.once("places", lambda: list(anchoring.places(page)))
 
 
-def _moved(text: Text) -> tuple[Moved, ...]:
-    return text.item.moved if isinstance(text.item, Prose) else ()
+def _moved(page: SourcePage) -> tuple[Moved, ...]:
+    return page.item.moved if isinstance(page.item, Prose) else ()
 
 
-def _headings(text: Text) -> Iterator[str]:
-    if text.prose:
-        names = text.once(
-            "headings", lambda: [name for each in text.tokens for name in markup.names_of(each)]
+def _headings(page: SourcePage) -> Iterator[str]:
+    if page.prose:
+        names = page.once(
+            "headings", lambda: [name for each in page.tokens for name in markup.names_of(each)]
         )
-        yield from (name for name in names if name in text.ids)
+        yield from (name for name in names if name in page.ids)
 
 
 # ## Where a link leads

@@ -56,32 +56,32 @@ def findings(config: Config) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def _chosen(config: Config, written: Sequence[content.Text]) -> Iterator[Finding]:
+def _chosen(config: Config, written: Sequence[content.SourcePage]) -> Iterator[Finding]:
     """What breaks a rule that the configuration may choose, and the allowances that nothing needs."""
     needed = set()
-    allowed = {(each.rule, each.source, each.section) for each in config.strictness.allowed}
+    allowed = {(each.rule, each.source, each.section) for each in config.lint_options.allowed}
     for rule, section, error in (*_symbols(written), *_sections(config, written), *_hidden(config, written)):
-        severity = config.strictness.severities[rule]
+        severity = config.lint_options.severities[rule]
         asked = rule, str(error.path), section
         if asked in allowed:
             needed.add(asked)
         elif severity != "off":
             yield Finding(str(error.path), error.line or 1, rule, _said(error), severity, section)
-    for each in config.strictness.allowed:
+    for each in config.lint_options.allowed:
         if (each.rule, each.source, each.section) not in needed:
             sentence = f"nothing in {each.source} at {each.section} breaks the rule {each.rule}; remove this"
             yield Finding(config.shown(config.path), each.line, lint.ALLOW, sentence)
 
 
-def _hidden(config: Config, written: Sequence[content.Text]) -> Iterator[tuple[str, str, SidelitError]]:
+def _hidden(config: Config, written: Sequence[content.SourcePage]) -> Iterator[tuple[str, str, SidelitError]]:
     for page in written:
         if page.prose:
             continue
         path = page.item.source
         text, _ = read_source(config.project / path, path)
         for line, sentence in lint.lint_characters(text):
-            above = [piece for piece in page.pieces if piece.first_line <= line]
-            section = max(above, key=lambda piece: piece.first_line).id if above else ""
+            above = [each for each in page.sections if each.first_line <= line]
+            section = max(above, key=lambda each: each.first_line).id if above else ""
             yield "hidden-character", section, SidelitError(sentence, path=path, line=line)
 
 
@@ -89,20 +89,24 @@ def _said(error: SidelitError) -> str:
     return error.what + (f"; {error.hint}" if error.hint else "")
 
 
-def _symbols(written: Sequence[content.Text]) -> Iterator[tuple[str, str, SidelitError]]:
+def _symbols(written: Sequence[content.SourcePage]) -> Iterator[tuple[str, str, SidelitError]]:
     """What is wrong with the notation of pages; it belongs to a page as a whole."""
-    program = lint.program(line for page in written for piece in page.pieces for _, line in piece.lines)
+    program = lint.program(line for page in written for section in page.sections for _, line in section.lines)
     for page in written:
         yield from ((rule, "", error) for rule, error in lint.lint_symbols(page.tokens, program))
 
 
-def _sections(config: Config, written: Sequence[content.Text]) -> Iterator[tuple[str, str, SidelitError]]:
+def _sections(
+    config: Config, written: Sequence[content.SourcePage]
+) -> Iterator[tuple[str, str, SidelitError]]:
     is_english = config.language(config.source_language).tag.partition("-")[0] == "en"
     for page in written:
-        for piece in page.pieces:
-            code = tuple(html.unescape(_TAG.sub("", line)) for _, line in piece.lines)
-            name, path = piece.id or piece.context, page.item.source
-            definition = piece.kind in ("function", "class")
-            one = sections.Section(path, name, piece.first_line, page.prose, piece.tokens, code, definition)
-            for rule, line, sentence in sections.lint(one, config.strictness, is_english=is_english):
+        for section in page.sections:
+            code = tuple(html.unescape(_TAG.sub("", line)) for _, line in section.lines)
+            name, path = section.id or section.context, page.item.source
+            definition = section.kind in ("function", "class")
+            one = sections.Section(
+                path, name, section.first_line, page.prose, section.tokens, code, definition
+            )
+            for rule, line, sentence in sections.lint(one, config.lint_options, is_english=is_english):
                 yield rule, name, SidelitError(sentence, path=path, line=line)

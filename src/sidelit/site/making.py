@@ -15,7 +15,7 @@ from sidelit.config.chapters import Chapter
 from sidelit.errors import SidelitError
 from sidelit.files import assets
 from sidelit.files.atomic import Output
-from sidelit.site import assemble, context, listing, static
+from sidelit.site import assemble, context, data_pages, static
 from sidelit.site.context import NOTED, BuildContext
 from sidelit.site.directives.kind import ProjectIndex
 from sidelit.site.directives.stepper import page_of
@@ -41,7 +41,7 @@ def inputs(build: BuildContext, graph: Graph) -> str:
     """Tell the graph what stands for all that pages note, and return what stands for the rest."""
     if not graph.keeps:
         return ""
-    editions, texts, index = build.editions, build.texts, build.index
+    editions, source_pages, index = build.editions, build.pages, build.index
 
     def page(name: str) -> Page:
         lang, _, output = name.partition("/")
@@ -52,7 +52,7 @@ def inputs(build: BuildContext, graph: Graph) -> str:
 
     def stands(stepper: str) -> str:
         try:
-            found = page_of(stepper, ProjectIndex(build.config, index, texts))
+            found = page_of(stepper, ProjectIndex(build.config, index, source_pages))
         except SidelitError:
             return ""  # A directive that nobody can read is told where it stands.
         return store.digest(found and found.item.output)
@@ -68,16 +68,16 @@ def inputs(build: BuildContext, graph: Graph) -> str:
         return Navigation(build.config, editions[lang], home).reading()
 
     # Found out here, and not by each of the processes that make pages.
-    works = {text.item.source: listing.keys(text) for text in texts.values()}
+    works = {source_page.item.source: data_pages.keys(source_page) for source_page in source_pages.values()}
 
     def cited(lang: str) -> str:
         pages = editions[lang].pages.values()
-        labels = [(page.label, page.label_lang, works[page.text.item.source]) for page in pages]
+        labels = [(page.label, page.label_lang, works[page.source.item.source]) for page in pages]
         return store.digest(labels)
 
-    graph.input("text", lambda source: texts[source].digest)
-    graph.input("piece", lambda name: texts[cut(name)[0]].section_digest(cut(name)[1]))
-    graph.input("lines", lambda name: texts[cut(name)[0]].lines_digest(cut(name)[1]))
+    graph.input("text", lambda source: source_pages[source].digest)
+    graph.input("piece", lambda name: source_pages[cut(name)[0]].section_digest(cut(name)[1]))
+    graph.input("lines", lambda name: source_pages[cut(name)[0]].lines_digest(cut(name)[1]))
     graph.input("notation", lambda source: store.digest(build.notations[source]))
     graph.input("stands", stands)
     graph.input("page", lambda name: page(name).digest)
@@ -95,7 +95,7 @@ def inputs(build: BuildContext, graph: Graph) -> str:
     shared = [getattr(build, each.name) for each in fields(build) if not each.metadata.get(NOTED)]
     there = [(each.source, each.name, each.output) for each in index.targets.values()]
     # What is on no page of its own, such as the words of a figure, may borrow a translation from any page.
-    pages = {text.item.name for text in texts.values()}
+    pages = {source_page.item.name for source_page in source_pages.values()}
     catalogs = build.catalogs.by_page.items() if build.catalogs else ()
     words = [(name, lang, book.digest) for (name, lang), book in catalogs if name not in pages]
     templates = store.of_folder(assets.templates_folder())
@@ -105,10 +105,10 @@ def inputs(build: BuildContext, graph: Graph) -> str:
 def _data(build: BuildContext) -> tuple[str, str]:
     """The files that a page may look at while it is made: data, drawings, templates, words, pictures."""
     config = build.config
-    own = {(config.project / source).resolve() for source in build.texts}
+    own = {(config.project / source).resolve() for source in build.pages}
     catalogs = {
-        config.folder / "locale" / lang / f"{text.item.name}.po"
-        for text in build.texts.values()
+        config.folder / "locale" / lang / f"{page.item.name}.po"
+        for page in build.pages.values()
         for lang in build.editions
     }
     # Files that are printed without a site may have any folder beside them.
@@ -138,7 +138,7 @@ class PageJob:
     @property
     def files(self) -> tuple[str, ...]:
         """What is written for it: the page, and the cards of its names beside it."""
-        has_cards = isinstance(self.shown.text.item, Chapter)
+        has_cards = isinstance(self.shown.source.item, Chapter)
         return (self.name, static.address(self.name)) if has_cards else (self.name,)
 
 
@@ -149,7 +149,9 @@ def clashes(orders: Iterable[PageJob]) -> Iterator[SidelitError]:
         other = taken.setdefault(order.name.casefold(), order.name)
         if other != order.name:
             what = f"its page {order.name} and {other} are one file on a disk that tells no capitals apart"
-            yield SidelitError(what, path=order.shown.text.item.source, hint="give one of them another name")
+            yield SidelitError(
+                what, path=order.shown.source.item.source, hint="give one of them another name"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,11 +236,11 @@ def write(
     filling: str = "",
     ahead: Callable[[Page], object] = bool,
 ) -> None:
-    """Write pages; those of one text in all languages are made by one process.
+    """Write pages; those of one source page in all languages are made by one process.
 
     What the `graph` has of them is taken from there, before it is `filled`; `filling` stands for what that
     does. The others are handed to `ahead`, while their words are at hand. Mistakes go to `build.report`,
-    language by language in the order of the texts.
+    language by language in the order of the source pages.
     """
     graph = graph or Graph()
     writing = _Writing(build, graph, out, inputs(build, graph), filled, filling, ahead)
@@ -246,9 +248,9 @@ def write(
     left = [group for group, errors in zip(orders, told, strict=True) if errors is None]
     if left:
         build.figures.ahead(jobs)
-        kinds = sorted({job.shown.text.item.kind for group in left for job in group})
+        kinds = sorted({job.shown.source.item.kind for group in left for job in group})
         context.prepare(kinds, build.theme)
-        made = graph.shared(writing.written, left, jobs)
+        made = iter(list(graph.shared(writing.written, left, jobs)))
         told = [next(made) if errors is None else errors for errors in told]
     for of_a_language in zip_longest(*filter(None, told), fillvalue=()):
         for errors in of_a_language:

@@ -23,7 +23,7 @@ from sidelit.config.origin import Origin, fill
 from sidelit.errors import SidelitError
 from sidelit.files import assets
 from sidelit.site import edition, navigation, page_kinds
-from sidelit.site.content import Piece, Text
+from sidelit.site.content import PageSection, SourcePage
 from sidelit.site.edition import Page
 from sidelit.site.links import fragment
 from sidelit.site.model import Citation, Form, Meta
@@ -140,39 +140,41 @@ class Project:
     releases: tuple[Release, ...] = ()
 
 
-def find(texts: Sequence[Text], wanted: str) -> tuple[Text, Piece | None]:
+def find(pages: Sequence[SourcePage], wanted: str) -> tuple[SourcePage, PageSection | None]:
     """The section `wanted`: an id or a number, or `PAGE#ID` where several pages have that id.
 
     What a section or its page was called before leads to it too, and the name of a page to the whole of it.
 
     Raises `SidelitError` when no section or more than one has this name.
     """
-    found = list(_matches(texts, wanted)) or [(text, None) for text in texts if wanted in _answers_to(text)]
+    found = list(_matches(pages, wanted)) or [(page, None) for page in pages if wanted in _answers_to(page)]
     if not found:
         hint = "`sidelit sections FILE` lists the ids of a file"
         raise SidelitError(f"there is no section {wanted!r}", hint=hint)
     if len(found) > 1:
-        choices = ", ".join(f"{text.item.name}{f'#{piece.id}' if piece else ''}" for text, piece in found[:4])
+        choices = ", ".join(
+            f"{page.item.name}{f'#{section.id}' if section else ''}" for page, section in found[:4]
+        )
         raise SidelitError(f"several pages have a section {wanted!r}", hint=f"say which: {choices}")
     return found[0]
 
 
-def record(project: Project, shown: edition.Page, piece: Piece | None = None) -> Record:
+def record(project: Project, shown: edition.Page, section: PageSection | None = None) -> Record:
     """What is said of a page, or of one of its sections; the section that opens a page is the page.
 
     A section of prose is what stands under a heading.
     """
-    item, origin, credits = shown.text.item, project.origin, project.credits
-    place = Place(number=str(shown.text.number or ""))
-    if piece is None or piece.kind == "module":
-        piece = None
-    elif shown.text.prose:
-        place = Place(_heading(piece), "", _heading_said(shown, _heading(piece)))
+    item, origin, credits = shown.source.item, project.origin, project.credits
+    place = Place(number=str(shown.source.number or ""))
+    if section is None or section.kind == "module":
+        section = None
+    elif shown.source.prose:
+        place = Place(_heading(section), "", _heading_said(shown, _heading(section)))
     else:
         (words,) = (
-            words for each, words in zip(shown.text.pieces, shown.words, strict=True) if each is piece
+            words for each, words in zip(shown.source.sections, shown.words, strict=True) if each is section
         )
-        place = Place(piece.id, piece.number, markup.plain(words.title))
+        place = Place(section.id, section.number, markup.plain(words.title))
     return Record(
         book=project.config.title,
         page=shown.label,
@@ -184,18 +186,18 @@ def record(project: Project, shown: edition.Page, piece: Piece | None = None) ->
         version=origin.version or credits.version,
         commit=origin.label or "",
         date=origin.date or credits.date,
-        url=_address(project, shown, place.id, piece),
+        url=_address(project, shown, place.id, section),
         doi=credits.doi,
     )
 
 
 def citation_of(project: Project | None, shown: edition.Page) -> Citation | None:
     """What the box of a page says; without a project the page is nobody's to cite."""
-    if project is None or not page_kinds.of(shown.text.item).cited:
+    if project is None or not page_kinds.of(shown.source.item).cited:
         return None
     words = project.config.language(shown.lang).words
     whole = record(project, shown)
-    place = replace(BLANKS, number="") if shown.text.prose else BLANKS
+    place = replace(BLANKS, number="") if shown.source.prose else BLANKS
     blank = replace(whole, place=place, url=ADDRESS if whole.url else "")
     public = _public(project.config, shown)
     return Citation(
@@ -211,41 +213,41 @@ def _forms(record: Record, words: Mapping[str, str]) -> Iterator[Form]:
         yield Form(form, called, citing.written(record, form, words))
 
 
-def _address(project: Project, shown: edition.Page, section: str, piece: Piece | None) -> str:
+def _address(project: Project, shown: edition.Page, anchor: str, section: PageSection | None) -> str:
     """Where a reader finds what is cited: on the site if it is public, else in the repository."""
     if public := _public(project.config, shown):
-        return f"{public}#{fragment(section)}" if section else public
+        return f"{public}#{fragment(anchor)}" if anchor else public
     # A heading of prose has no lines of its own.
-    piece = None if shown.text.prose else piece
-    line = 1 if piece is None else piece.lines[0][0] if piece.lines else piece.first_line
-    pattern, source = project.config.public.source_url, shown.text.item.source
-    return fill(pattern, project.origin, source, line, piece.id if piece else "") or ""
+    section = None if shown.source.prose else section
+    line = 1 if section is None else section.lines[0][0] if section.lines else section.first_line
+    pattern, source = project.config.public.source_url, shown.source.item.source
+    return fill(pattern, project.origin, source, line, section.id if section else "") or ""
 
 
 def _public(config: Config, shown: edition.Page) -> str:
     """The address at which this text stays: that of the release, if it is one."""
-    output = navigation.address(config, shown.text.item.output, shown.lang)
+    output = navigation.address(config, shown.source.item.output, shown.lang)
     return f"{config.public.lasting}{quote(output)}" if config.public.lasting else ""
 
 
-def _matches(texts: Sequence[Text], wanted: str) -> Iterator[tuple[Text, Piece | None]]:
+def _matches(pages: Sequence[SourcePage], wanted: str) -> Iterator[tuple[SourcePage, PageSection | None]]:
     place, _, name = wanted.rpartition("#")
-    for text in texts:
-        here = not place or place in _answers_to(text)
-        for piece in text.pieces:
-            names = _headings(piece) if text.prose else (piece.id, *piece.aliases)
-            if (here and name and name in names) or wanted == piece.number or _was_at(piece, place, name):
-                yield text, piece
+    for page in pages:
+        here = not place or place in _answers_to(page)
+        for section in page.sections:
+            names = _headings(section) if page.prose else (section.id, *section.aliases)
+            if (here and name and name in names) or wanted == section.number or _was_at(section, place, name):
+                yield page, section
 
 
-def _heading(piece: Piece) -> str:
+def _heading(section: PageSection) -> str:
     """The id of the heading that a stretch of prose stands under."""
-    return next(iter(_headings(piece)), "")
+    return next(iter(_headings(section)), "")
 
 
-def _headings(piece: Piece) -> tuple[str, ...]:
+def _headings(section: PageSection) -> tuple[str, ...]:
     """That id, and the one that it had before."""
-    first = piece.tokens[0] if piece.tokens else None
+    first = section.tokens[0] if section.tokens else None
     return tuple(markup.names_of(first)) if first is not None and first.tag in ("h2", "h3") else ()
 
 
@@ -254,17 +256,17 @@ def _heading_said(shown: edition.Page, section: str) -> str:
     return next((each.label for each in navigation.headings(shown) if each.id == section), "")
 
 
-def _answers_to(text: Text) -> set[str]:
+def _answers_to(page: SourcePage) -> set[str]:
     """What a page may be called."""
-    item = text.item
+    item = page.item
     path, output = PurePosixPath(item.source), item.output
     names = {item.name, item.source, output, output.removesuffix(".html"), path.name, path.stem}
     return names | {former.name for former in item.former if former.told}
 
 
-def _was_at(piece: Piece, page: str, name: str) -> bool:
+def _was_at(section: PageSection, page: str, name: str) -> bool:
     """Whether a section stood on a page before, which is called by its name or by its address."""
-    places = (place.rpartition("#") for place in piece.places)
+    places = (place.rpartition("#") for place in section.places)
     called = (page, f"{page}.html", f"{page.rpartition('/')[2]}.html")
     return any(old == name and address in called for address, _, old in places)
 
@@ -285,7 +287,7 @@ CARD_SIZE = (1200, 630)
 
 def meta_of(project: Project | None, shown: Page) -> Meta | None:
     """The head of a page for programs; `None` where the site has no public address."""
-    if not (project and project.config.public.url and page_kinds.of(shown.text.item).described):
+    if not (project and project.config.public.url and page_kinds.of(shown.source.item).described):
         return None
     # A page that does not stand in this language is, to the world, the one that it shows.
     here = address(project.config, shown, project.config.source_language if shown.original else shown.lang)
@@ -301,7 +303,7 @@ def meta_of(project: Project | None, shown: Page) -> Meta | None:
 
 def address(config: Config, shown: Page, lang: str) -> str:
     """The public address of a page in a language: that of its newest release, if it has the page."""
-    public, name = config.public, navigation.address(config, shown.text.item.output, lang)
+    public, name = config.public, navigation.address(config, shown.source.item.output, lang)
     return f"{public.url if name in public.newest else public.here}{quote(name)}"
 
 
@@ -313,7 +315,7 @@ def card(config: Config, output: str) -> str | None:
 
 def alternates(config: Config, shown: Page) -> Iterator[tuple[str, str]]:
     """The addresses of a page in every language that it stands in, and that for readers of any other."""
-    for lang in config.written_in(shown.text.item):
+    for lang in config.written_in(shown.source.item):
         yield config.language(lang).tag, address(config, shown, lang)
     yield "x-default", address(config, shown, config.source_language)
 
@@ -321,13 +323,13 @@ def alternates(config: Config, shown: Page) -> Iterator[tuple[str, str]]:
 def _properties(project: Project, shown: Page, here: str) -> Iterator[tuple[str, str]]:
     """What networks show of a page that somebody links to."""
     config = project.config
-    yield "og:type", "website" if shown.text.item.output == config.home else "article"
+    yield "og:type", "website" if shown.source.item.output == config.home else "article"
     yield "og:site_name", config.title
     yield "og:title", shown.label
     if summary := shown.summary or config.tagline:
         yield "og:description", summary
     yield "og:url", here
-    if picture := card(config, shown.text.item.output):
+    if picture := card(config, shown.source.item.output):
         yield "og:image", f"{config.public.here}{quote(picture)}"
         for side, size in zip(("width", "height"), CARD_SIZE, strict=True):
             yield f"og:image:{side}", str(size)
@@ -337,7 +339,10 @@ def _properties(project: Project, shown: Page, here: str) -> Iterator[tuple[str,
 def _named(project: Project, shown: Page) -> Iterator[tuple[str, str]]:
     """What reference managers and Scholar read; the first tag is what Twitter's cards want beside `og:`."""
     said = record(project, shown)
-    yield "twitter:card", "summary_large_image" if card(project.config, shown.text.item.output) else "summary"
+    yield (
+        "twitter:card",
+        "summary_large_image" if card(project.config, shown.source.item.output) else "summary",
+    )
     yield "citation_title", said.page
     for author in said.authors:
         yield "citation_author", f"{author.family}, {author.given}" if author.given else author.name
@@ -363,9 +368,9 @@ def _data(project: Project, shown: Page, here: str) -> Markup:
         "description": shown.summary or config.tagline,
         "url": here,
         "inLanguage": said.language,
-        "learningResourceType": page_kinds.of(shown.text.item).resource,
-        "timeRequired": f"PT{shown.text.minutes}M" if shown.text.minutes else "",
-        "position": shown.text.number,
+        "learningResourceType": page_kinds.of(shown.source.item).resource,
+        "timeRequired": f"PT{shown.source.minutes}M" if shown.source.minutes else "",
+        "position": shown.source.number,
         "author": [_author(author) for author in said.authors],
         "isPartOf": {"@type": "Book", "name": config.title, "url": home},
         "version": said.version,

@@ -274,7 +274,7 @@ class SectionView:
 
 
 @dataclass(frozen=True, slots=True)
-class Edition:
+class TranslatedSection:
     """One section in one language."""
 
     lang: Alternate

@@ -25,7 +25,7 @@ from sidelit.config.chapters import Chapter
 from sidelit.config.config import Config
 from sidelit.config.prose import Prose
 from sidelit.site import links, model, page_kinds
-from sidelit.site.content import Text
+from sidelit.site.content import SourcePage
 from sidelit.site.edition import Edition, Page
 from sidelit.text import markup
 
@@ -46,7 +46,7 @@ class Navigation:
         self.config = config
         self.edition = edition
         self.shown = shown
-        self.here = address(config, shown.text.item.output, shown.lang)
+        self.here = address(config, shown.source.item.output, shown.lang)
         self._alternates: tuple[model.Alternate, ...] = ()
 
     @property
@@ -71,11 +71,11 @@ class Navigation:
 
     def to(self, output: str) -> str:
         """To another page in the same language."""
-        return links.relative(output, self.shown.text.item.output)
+        return links.relative(output, self.shown.source.item.output)
 
     def nav(self) -> Iterator[model.NavGroup]:
         """To every page, part by part, the page itself marked as the current one."""
-        output = self.shown.text.item.output
+        output = self.shown.source.item.output
         folder = posixpath.dirname(output)
         with as_one(CONTENTS.format(self.edition.lang)):
             if folder not in self.edition.contents:
@@ -120,15 +120,15 @@ class Navigation:
         """
         order = self._way()
         outputs = [item.output for item in order]
-        if self.shown.text.item.output not in outputs:
+        if self.shown.source.item.output not in outputs:
             return None, None
-        place = outputs.index(self.shown.text.item.output)
+        place = outputs.index(self.shown.source.item.output)
         before = self._neighbour(order[place - 1]) if place else None
         return before, self._neighbour(order[place + 1]) if place + 1 < len(order) else None
 
     def _way(self) -> Sequence[Chapter | Prose]:
         """The pages that the way through the book has, or that of a group of the workshop."""
-        own = self.shown.text.item
+        own = self.shown.source.item
         if isinstance(own, Chapter) and own.workshop:
             parts = (part for part in self.config.parts if own in part.chapters)
             return [each for part in parts for each in part.chapters if each.group == own.group]
@@ -142,7 +142,7 @@ class Navigation:
 
     def part(self) -> str:
         """The part or course that the page is in, a part with its number; empty for other prose."""
-        return self._part_of(self.shown.text.item)
+        return self._part_of(self.shown.source.item)
 
     def _part_of(self, item: Chapter | Prose) -> str:
         for course, (label, _) in zip(self.config.courses, self.edition.courses, strict=True):
@@ -163,7 +163,7 @@ class Navigation:
         if not self._alternates:
             found = []
             for lang in self.config.languages:
-                url = links.relative(address(self.config, self.shown.text.item.output, lang), self.here)
+                url = links.relative(address(self.config, self.shown.source.item.output, lang), self.here)
                 known = self.config.language(lang)
                 current = lang == self.shown.lang
                 found.append(model.Alternate(lang, known.name, known.short, known.tag, url, current))
@@ -172,7 +172,7 @@ class Navigation:
 
     def others(self, section: str) -> Iterator[model.Alternate]:
         """To a section in the other languages that the page stands in."""
-        written = self.config.written_in(self.shown.text.item)
+        written = self.config.written_in(self.shown.source.item)
         anchor = f"#{links.fragment(section)}" if section else ""
         for other in self.alternates() if self.shown.lang in written else ():
             if other.code in written and not other.current:
@@ -192,7 +192,7 @@ class Navigation:
         yield model.NavGroup(label, number, tuple(found), lang, groups=tuple(groups) if any(names) else ())
 
     def _lesson_of(self, lab: Prose) -> str:
-        return self.edition.pages[lab.output].text.lesson
+        return self.edition.pages[lab.output].source.lesson
 
     def labs_of(self, lesson: Prose) -> tuple[model.Link, ...]:
         """To the labs that name a lesson."""
@@ -213,8 +213,8 @@ class Navigation:
             lede=NotedText(other.summary, LEDE.format(self.edition.lang, item.output)),
             # A source without a title is called by its name already.
             name=PurePosixPath(item.source).stem if isinstance(item, Chapter) and other.title else "",
-            number=item.number if isinstance(item, Prose) else str(other.text.number or ""),
-            minutes=other.text.minutes,
+            number=item.number if isinstance(item, Prose) else str(other.source.number or ""),
+            minutes=other.source.minutes,
             lesson=item.name if isinstance(item, Prose) and item.lesson else "",
             labs=tuple(self._labs_of(item)),
         )
@@ -262,9 +262,9 @@ def contents(config: Config, edition: Edition) -> Page:
     """The page that lists all pages of a language."""
     language = config.language(edition.lang)
     label, tag = language.words["contents"], config.language(config.source_language).tag
-    text = Text(Prose("", config.contents, "", "contents"), label, (), Ids())
+    source = SourcePage(Prose("", config.contents, "", "contents"), label, (), Ids())
     key = store.digest(label, edition.lang)
-    return Page(text, edition.lang, (), None, (), None, (), tag, label, digest=key)
+    return Page(source, edition.lang, (), None, (), None, (), tag, label, digest=key)
 
 
 def script(config: Config, edition: Edition) -> bytes:

@@ -10,7 +10,7 @@ where a table of data follows the words of the page:
     append = "glossary"
 
 Such data is read once a build, and not at all where no page shows it. The rows of the table, the ids that
-links to them end in and what a search finds in them are methods of its [class](listing.py#DataTable).
+links to them end in and what a search finds in them are methods of its [class](data_pages.py#DataTable).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from sidelit.config.config import Config
 from sidelit.config.glossary import Glossary
 from sidelit.config.prose import Prose
 from sidelit.errors import SidelitError
-from sidelit.site import cli_reference, listing
+from sidelit.site import cli_reference, data_pages
+from sidelit.site.data_pages import DataTable
 from sidelit.site.directives.kind import nearest
-from sidelit.site.listing import DataTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ KINDS = {
         PageKind("lab", resource="lesson", directives=("question", "try", "hint", "cell")),
         PageKind("home"),
         PageKind("prose", in_blocks=True),
-        PageKind("glossary", listing.terms),
-        PageKind("bibliography", lambda config, _: listing.works(config)),
+        PageKind("glossary", data_pages.terms),
+        PageKind("bibliography", lambda config, _: data_pages.works(config)),
         PageKind("commands", lambda config, _: cli_reference.programs(config)),
         # What the press adds: the index of printed files, the list of all pages, a page at an old address.
         PageKind("listing", listed=False),

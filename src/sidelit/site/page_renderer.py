@@ -26,11 +26,11 @@ from sidelit.labs import outputs
 from sidelit.labs.outputs import Run
 from sidelit.site import context, model, navigation
 from sidelit.site.backlinks import Proved, Test, Usage
-from sidelit.site.content import Piece, Text
+from sidelit.site.content import PageSection, SourcePage
 from sidelit.site.context import BuildContext, ImageResolver, Symbols, Watched
 from sidelit.site.directives import registry
 from sidelit.site.directives.kind import ProjectIndex
-from sidelit.site.edition import Page, Words
+from sidelit.site.edition import Page, SectionText
 from sidelit.site.links import Target, fragment
 from sidelit.site.model import CodeLine, Imports, Link, NavGroup, UsageView, code_line
 from sidelit.text import code, columns, inlines, markup, prose
@@ -75,16 +75,16 @@ class PageDirectiveContext:
 
     @property
     def book(self) -> ProjectIndex:
-        return ProjectIndex(self.renderer.config, self.renderer.build.index, self.renderer.build.texts)
+        return ProjectIndex(self.renderer.config, self.renderer.build.index, self.renderer.build.pages)
 
     def words(self, tokens: Sequence[Token]) -> Markup:
         return Markup(self.printed(tokens))
 
-    def section(self, text: Text, piece: Piece) -> model.SectionView:
-        return self.renderer.taken(text, piece)
+    def section(self, page: SourcePage, section: PageSection) -> model.SectionView:
+        return self.renderer.taken(page, section)
 
-    def editions(self, text: Text, piece: Piece) -> Sequence[model.Edition]:
-        return tuple(self.renderer.editions(text, piece))
+    def editions(self, page: SourcePage, section: PageSection) -> Sequence[model.TranslatedSection]:
+        return tuple(self.renderer.editions(page, section))
 
     def nav(self) -> Sequence[NavGroup]:
         return tuple(self.renderer.nav.nav())
@@ -126,45 +126,45 @@ class PageDirectiveContext:
 
 
 def view(
-    renderer: PageRenderer, piece: Piece, words: Words, fold: model.Fold | None, name: str = ""
+    renderer: PageRenderer, section: PageSection, words: SectionText, fold: model.Fold | None, name: str = ""
 ) -> model.SectionView:
     """A section with all that a template prints of it.
 
     :param name: its id on the page that shows it, if that is not its own.
     """
-    line = piece.lines[0][0] if piece.lines else piece.first_line
-    doc = Markup(renderer.html(words.tokens, name or piece.id, _offset(piece)))
-    lines = tuple(_lines(renderer, piece.lines, renderer.code))
+    line = section.lines[0][0] if section.lines else section.first_line
+    doc = Markup(renderer.html(words.tokens, name or section.id, _offset(section)))
+    lines = tuple(_lines(renderer, section.lines, renderer.code))
     config, shown = renderer.config, renderer.shown
     return model.SectionView(
-        id=name or piece.id,
-        aliases=() if name else piece.aliases,
-        kind=piece.kind,
-        qualname=piece.qualname,
-        name=piece.qualname.rpartition(".")[2] if piece.kind in ("class", "function") else "",
-        depth=piece.depth,
-        title=renderer.inline(words.title, "title", name or piece.id),
+        id=name or section.id,
+        aliases=() if name else section.aliases,
+        kind=section.kind,
+        qualname=section.qualname,
+        name=section.qualname.rpartition(".")[2] if section.kind in ("class", "function") else "",
+        depth=section.depth,
+        title=renderer.inline(words.title, "title", name or section.id),
         doc=doc,
         lines=lines,
-        imports=_imports(renderer, piece),
+        imports=_imports(renderer, section),
         state=words.state,
-        langs=tuple(renderer.nav.others(name or piece.id)),
+        langs=tuple(renderer.nav.others(name or section.id)),
         source_url=renderer.source_url(line),
-        report=report(config, renderer.build.origin, renderer.item.source, shown.lang, line, piece.id),
-        backlinks=UsageView() if name else _usage(renderer, piece),
-        newest=_newest(renderer, piece),
+        report=report(config, renderer.build.origin, renderer.item.source, shown.lang, line, section.id),
+        backlinks=UsageView() if name else _usage(renderer, section),
+        newest=_newest(renderer, section),
         fold=fold,
-        number=piece.number,
+        number=section.number,
         plain_title=markup.plain(words.title),
-        figure=renderer.figure_of(piece) if piece.kind != "module" else "",
-        above=not piece.figure and words_above(doc, lines),
+        figure=renderer.figure_of(section) if section.kind != "module" else "",
+        above=not section.figure and words_above(doc, lines),
     )
 
 
 def _lines(
     renderer: PageRenderer, lines: Sequence[tuple[int, str]], marked: Callable[[str], str]
 ) -> Iterator[CodeLine]:
-    page = (renderer.host or renderer.shown).text.item.output
+    page = (renderer.host or renderer.shown).source.item.output
 
     def rest(count: str, rows: bool) -> str:
         language = renderer.language
@@ -174,30 +174,30 @@ def _lines(
         yield code_line(number, code.told(marked(html), rest))
 
 
-def _imports(renderer: PageRenderer, piece: Piece) -> Imports | None:
-    if piece.imports is None:
+def _imports(renderer: PageRenderer, section: PageSection) -> Imports | None:
+    if section.imports is None:
         return None
-    named = piece.imports.named
-    return Imports(", ".join(named.names), named.more, tuple(_lines(renderer, piece.imports.lines, str)))
+    named = section.imports.named
+    return Imports(", ".join(named.names), named.more, tuple(_lines(renderer, section.imports.lines, str)))
 
 
-def _newest(renderer: PageRenderer, piece: Piece) -> str:
+def _newest(renderer: PageRenderer, section: PageSection) -> str:
     """Where a section is in the newest release, on a page that is out of date."""
     noted, output = renderer.config.public.notice, renderer.item.output
-    return f"{renderer.nav.newest(output)}#{fragment(piece.id)}" if noted else ""
+    return f"{renderer.nav.newest(output)}#{fragment(section.id)}" if noted else ""
 
 
-def _offset(piece: Piece) -> int:
+def _offset(section: PageSection) -> int:
     """How far headings inside a text move down, so that none skips a level below its section's own."""
     # The templates set a definition in h2, a method in h3, and anything deeper in h4.
-    return 1 + min(piece.depth, 2) if piece.qualname else 0
+    return 1 + min(section.depth, 2) if section.qualname else 0
 
 
-def _usage(renderer: PageRenderer, piece: Piece) -> UsageView:
+def _usage(renderer: PageRenderer, section: PageSection) -> UsageView:
     """Where a definition of a page is used, and its tests."""
-    if piece.kind not in ("class", "function"):
+    if section.kind not in ("class", "function"):
         return UsageView()
-    uses, tests = renderer.build.backlinks.of(renderer.item.source, piece.id)
+    uses, tests = renderer.build.backlinks.of(renderer.item.source, section.id)
     return UsageView(tuple(_uses(renderer, uses)), tuple(_tests(renderer, tests)))
 
 
@@ -234,10 +234,10 @@ class PageRenderer:
         self.build = build
         self.config = build.config
         self.shown = shown
-        self.item = shown.text.item
+        self.item = shown.source.item
         self.edition = build.editions[shown.lang]
         # No link leads to the list of all pages, so the index has no such page.
-        own = Target(self.item.source, self.item.name, self.item.output, shown.text.ids)
+        own = Target(self.item.source, self.item.name, self.item.output, shown.source.ids)
         self.target = build.index.targets.get(self.item.source, own)
         self.host = host
         self.symbols = symbols or Symbols(build.notations, shown)
@@ -277,7 +277,7 @@ class PageRenderer:
         footnotes from those in the text. Title and lede belong to the first section.
         """
         if section is None:
-            section = self.shown.text.pieces[0].id if self.shown.text.pieces else ""
+            section = self.shown.source.sections[0].id if self.shown.source.sections else ""
         said = []
         for token in tokens:
             if token.type == "inline":
@@ -287,38 +287,40 @@ class PageRenderer:
                     self.build.report(error)
         return Markup(" ".join(said))
 
-    def taken(self, text: Text, piece: Piece) -> model.SectionView:
+    def taken(self, page: SourcePage, section: PageSection) -> model.SectionView:
         """A section of another page; its id here says where it is from, as no heading's does."""
-        there, words = self.edition.section(text.item.output, piece.id)
-        name = f"{text.item.output.removesuffix('.html')}/{piece.id}"
+        there, words = self.edition.section(page.item.output, section.id)
+        name = f"{page.item.output.removesuffix('.html')}/{section.id}"
         self._taken[name] += 1
         again = f":{self._taken[name]}" if self._taken[name] > 1 else ""
-        return self.beside(there).section(piece, words, None, name + again)
+        return self.beside(there).section(section, words, None, name + again)
 
     def beside(self, there: Page) -> PageRenderer:
         """A renderer for what this page shows of another one."""
         return PageRenderer(self.build, there, self.host or self.shown, self.symbols)
 
-    def editions(self, text: Text, piece: Piece) -> Iterator[model.Edition]:
+    def editions(self, page: SourcePage, section: PageSection) -> Iterator[model.TranslatedSection]:
         """A section of another page in every language, each with links that start from this page."""
         for language in self.nav.alternates():
-            there, words = self.build.editions[language.code].section(text.item.output, piece.id)
+            there, words = self.build.editions[language.code].section(page.item.output, section.id)
             renderer = self.beside(there)
-            name = f"{text.item.output.removesuffix('.html')}/{piece.id}:{language.code}"
-            yield model.Edition(language, renderer.section(piece, words, None, name))
+            name = f"{page.item.output.removesuffix('.html')}/{section.id}:{language.code}"
+            yield model.TranslatedSection(language, renderer.section(section, words, None, name))
 
     def figure(self, name: str, path: str, line: int) -> Markup:
         """A figure by its name; `path` and `line` say where the page asks for it."""
         drawing = self.build.figures.draw(name, self.shown.lang, path, line)
         self.figures_shown[name] += 1
-        words = context.Words(self.language, self.shown.source_lang, self.build.theme)
-        return context.html(drawing, words, self.figures_shown[name], self._of_a_figure)
+        figure_context = context.FigureContext(self.language, self.shown.source_lang, self.build.theme)
+        return context.html(drawing, figure_context, self.figures_shown[name], self._of_a_figure)
 
-    def figure_of(self, piece: Piece) -> Markup:
+    def figure_of(self, section: PageSection) -> Markup:
         """The figure that a section names; one that cannot be drawn is reported, and left out."""
         try:
             return (
-                self.figure(piece.figure, self.item.source, piece.figure_line) if piece.figure else Markup("")
+                self.figure(section.figure, self.item.source, section.figure_line)
+                if section.figure
+                else Markup("")
             )
         except SidelitError as error:
             self.build.report(error)
@@ -342,10 +344,10 @@ class PageRenderer:
         return Markup(prose.render_inline(sentence[1], context=self._context("", place="figure")))
 
     def section(
-        self, piece: Piece, words: Words, fold: model.Fold | None, name: str = ""
+        self, section: PageSection, words: SectionText, fold: model.Fold | None, name: str = ""
     ) -> model.SectionView:
         """One section; `name` is its id on the page that shows it, if that is not its own."""
-        return view(self, piece, words, fold, name)
+        return view(self, section, words, fold, name)
 
     def code(self, html: str) -> str:
         """A line of code with the symbols of the page in it marked."""
@@ -385,7 +387,7 @@ class PageRenderer:
             return ""
 
     def _resolve(self, href: str, line: int) -> str:
-        host = self.host.text.item.output if self.host else ""
+        host = self.host.source.item.output if self.host else ""
         up = self.nav.language_root
         return self.build.index.resolve(href, self.target, line, up=up, shown_on=host)
 
@@ -399,17 +401,17 @@ class PageRenderer:
 
 def sections(renderer: PageRenderer) -> Iterator[model.SectionView]:
     """The sections of a chapter, those that are folded together with one fold."""
-    pairs = zip(renderer.shown.text.pieces, renderer.shown.words, strict=True)
+    pairs = zip(renderer.shown.source.sections, renderer.shown.words, strict=True)
     for _, group in groupby(pairs, key=lambda pair: pair[0].fold and pair[0].fold.line):
         together = list(group)
-        numbers = [number for piece, _ in together for number, _ in piece.lines]
+        numbers = [number for section, _ in together for number, _ in section.lines]
         fold = _fold(renderer, *together[0], numbers)
         head: list[model.SectionView] = []
-        for piece, words in together:
-            if head and not piece.joined:
+        for section, words in together:
+            if head and not section.joined:
                 yield _with_joined(*head)
                 head = []
-            head.append(renderer.section(piece, words, fold))
+            head.append(renderer.section(section, words, fold))
         yield _with_joined(*head)
 
 
@@ -434,15 +436,17 @@ def _with_joined(head: model.SectionView, *joined: model.SectionView) -> model.S
     )
 
 
-def _fold(renderer: PageRenderer, piece: Piece, words: Words, numbers: Sequence[int]) -> model.Fold | None:
+def _fold(
+    renderer: PageRenderer, section: PageSection, words: SectionText, numbers: Sequence[int]
+) -> model.Fold | None:
     """What stands above folded sections; a click on it opens them, so a link has no place there."""
-    if piece.fold is None:
+    if section.fold is None:
         return None
     inline = words.fold[1]
     if any(child.type == "link_open" for child in inline.children or ()):
         what, line = "a link cannot stand in the line above depth", markup.line_of(inline)
         path, hint = markup.path_of(inline), "put it into the text of a section"
         renderer.build.report(SidelitError(what, path=path, line=line, hint=hint))
-    said = navigation.unlinked(renderer.inline(words.fold, "depth", piece.id))
+    said = navigation.unlinked(renderer.inline(words.fold, "depth", section.id))
     lines = (numbers[0], numbers[-1]) if numbers else (0, 0)
-    return model.Fold(piece.fold.line, said, words.fold_state, *lines)
+    return model.Fold(section.fold.line, said, words.fold_state, *lines)

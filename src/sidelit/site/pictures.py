@@ -20,7 +20,7 @@ from markdown_it.token import Token
 from sidelit.config.config import Config
 from sidelit.errors import SidelitError
 from sidelit.files import assets
-from sidelit.site.content import Text
+from sidelit.site.content import SourcePage
 
 # ## Programs in drawings
 #
@@ -161,28 +161,28 @@ class Pictures:
         return {output: assets.data(path) for output, path in sorted(found.items())}
 
 
-def pictures(config: Config, texts: Iterable[Text]) -> Pictures:
+def pictures(config: Config, pages: Iterable[SourcePage]) -> Pictures:
     """The pictures of chapters."""
     known: dict[tuple[str, str], Picture | SidelitError] = {}
     project = config.project.resolve()
-    for text in texts:
-        if text.prose:
+    for page in pages:
+        if page.prose:
             continue
         # The sources of a site are below its folder; others are where they were said to be.
-        own = config.project / text.item.source
-        folder = (own if own.is_file() else Path(text.item.source)).resolve().parent
-        for target in text.once("pictures", partial(_shown, text)):
+        own = config.project / page.item.source
+        folder = (own if own.is_file() else Path(page.item.source)).resolve().parent
+        for target in page.once("pictures", partial(_shown, page)):
             try:
                 if found := _picture(project, places(project, folder, config.pictures), target):
-                    known[text.item.source, target] = found
+                    known[page.item.source, target] = found
             except SidelitError as error:
-                known[text.item.source, target] = error
+                known[page.item.source, target] = error
     return Pictures(known)
 
 
-def _shown(text: Text) -> tuple[str, ...]:
-    """The targets of the pictures of a text."""
-    return tuple(_targets(text.tokens))
+def _shown(page: SourcePage) -> tuple[str, ...]:
+    """The targets of the pictures of a page."""
+    return tuple(_targets(page.tokens))
 
 
 def _targets(tokens: Iterable[Token]) -> Iterator[str]:

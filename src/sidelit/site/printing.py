@@ -17,12 +17,12 @@ from pathlib import Path, PurePosixPath
 
 from sidelit import workers
 from sidelit.cache import store
-from sidelit.cache.graph import Graph, Kept, Noted
+from sidelit.cache.graph import Graph, LazySequence, Noted
 from sidelit.cache.records import Ids, Packed
 from sidelit.cache.store import Store
 from sidelit.catalog import catalog, sync
 from sidelit.config import chapters, languages, origin
-from sidelit.config.chapters import Chapter, Manner, Part
+from sidelit.config.chapters import Chapter, DocstringStyle, Part
 from sidelit.config.config import Config
 from sidelit.config.languages import Language
 from sidelit.config.prose import Prose
@@ -205,7 +205,7 @@ def write(job: Job, out: Output, jobs: int | None = None) -> Made:
     homes = anchoring.Homes()
     names = _names(paths, made, job, homes)
     faults: list[SidelitError] = []
-    written: list[content.Text] = []
+    written: list[content.SourcePage] = []
     shown: Packed[identifiers.Shown] = Packed()
     with _kept(made.project, out.folder) as kept:
         graph = Graph(kept)
@@ -216,20 +216,20 @@ def write(job: Job, out: Output, jobs: int | None = None) -> Made:
             if there is None:
                 unread.errors += told
             else:
-                make = partial(_pieces, homes, job, file)
+                make = partial(_sections, homes, job, file)
                 again = partial(graph.alone, "pieces", there.key, make)
-                pieces = Kept(again, there.length, content.READ.format(file.chapter.source))
-                written.append(replace(there.text, pieces=pieces, graph=graph))
+                sections = LazySequence(again, there.length, content.READ.format(file.chapter.source))
+                written.append(replace(there.page, sections=sections, graph=graph))
                 shown.put(file.chapter.source, there.shown)
                 faults += told
         if job.strict or not written:
             unread.check()
-        chapters = tuple(text.item for text in written if isinstance(text.item, Chapter))
+        chapters = tuple(page.item for page in written if isinstance(page.item, Chapter))
         made = replace(made, parts=(replace(made.parts[0], chapters=chapters),))
         # The links of all files together may be more than memory holds.
         linked = identifiers.linked(Path.cwd(), written, jobs, sparing=True)
         title = made.language(job.lang).word("files")
-        written += [content.Text(item, title, (), Ids()) for item in made.front]
+        written += [content.SourcePage(item, title, (), Ids()) for item in made.front]
         linking = identifiers.Identifiers(shown, linked.links, {}, linked.outlines)
         done = _pages(made, written, job, names, linking, faults, out, jobs, kept, graph)
         graph.keep()
@@ -246,10 +246,10 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """The text of a file, without its pieces, which are kept under the key."""
+    """The page of a file, without its sections, which are kept under the key."""
 
     key: str
-    text: content.Text
+    page: content.SourcePage
     length: int
     shown: identifiers.Shown
     faults: tuple[SidelitError, ...]
@@ -258,18 +258,18 @@ class _Made:
 def _read(
     homes: anchoring.Homes, graph: Graph, job: Job, file: _File
 ) -> tuple[_Made | None, list[SidelitError]]:
-    """The text of a file and what is odd in it; no text, and the reason, where it cannot be read."""
+    """The page of a file and what is odd in it; no page, and the reason, where it cannot be read."""
     faults: list[SidelitError] = []
     try:
         key, make = _told(homes, job, file, faults)
 
         def first() -> _Made:
             odd: list[SidelitError] = []
-            text, document = make(odd.append)
-            pieces = tuple(text.pieces)
-            graph.alone("pieces", key, lambda: pieces)
-            kept = replace(text, pieces=(), digest=key, code=anchoring.code_of(document))
-            return _Made(key, kept, len(pieces), identifiers.shown(text), (*odd, *document.faults))
+            page, document = make(odd.append)
+            sections = tuple(page.sections)
+            graph.alone("pieces", key, lambda: sections)
+            kept = replace(page, sections=(), digest=key, code=anchoring.code_of(document))
+            return _Made(key, kept, len(sections), identifiers.shown(page), (*odd, *document.faults))
 
         made = graph.alone("printed", key, first)
     except SidelitError as error:
@@ -277,24 +277,26 @@ def _read(
     return made, [*faults, *made.faults]
 
 
-def _pieces(homes: anchoring.Homes, job: Job, file: _File) -> tuple[content.Piece, ...]:
-    """The pieces of a file that was read, where the store has lost them."""
+def _sections(homes: anchoring.Homes, job: Job, file: _File) -> tuple[content.PageSection, ...]:
+    """The sections of a file that was read, where the store has lost them."""
     _, make = _told(homes, job, file, [])
-    return tuple(make(lambda error: None)[0].pieces)
+    return tuple(make(lambda error: None)[0].sections)
 
 
 def _told(
     homes: anchoring.Homes, job: Job, file: _File, faults: list[SidelitError]
-) -> tuple[str, Callable[[anchoring.Report], tuple[content.Text, source.Document]]]:
-    """What stands for all that a text is made from, and what makes it, together with its document."""
-    path, manner = file.path, _manner(file.path, job, homes)
-    chapter = replace(file.chapter, dialect=manner.dialect, equation_numbers=manner.numbered)
+) -> tuple[str, Callable[[anchoring.Report], tuple[content.SourcePage, source.Document]]]:
+    """What stands for all that a page is made from, and what makes it, together with its document."""
+    path, docstring_style = file.path, _docstring_style(file.path, job, homes)
+    chapter = replace(
+        file.chapter, dialect=docstring_style.dialect, equation_numbers=docstring_style.numbered
+    )
     written, encoding = decoding.read_source(path, chapter.source)
     parsed = cache(lambda: source.parse(written, chapter.source, encoding))
     # The ids of a file that belongs to no site follow from its words.
     names = None if homes.owner(path) is None else _anchors(path, parsed(), homes, faults)
 
-    def make(report: anchoring.Report) -> tuple[content.Text, source.Document]:
+    def make(report: anchoring.Report) -> tuple[content.SourcePage, source.Document]:
         named = anchors.assign(parsed()) if names is None else names
         return content.chapter(chapter, parsed(), named, report=report), parsed()
 
@@ -312,17 +314,17 @@ def _anchors(
         return anchors.assign(document)
 
 
-def _manner(path: Path, job: Job, homes: anchoring.Homes) -> Manner:
+def _docstring_style(path: Path, job: Job, homes: anchoring.Homes) -> DocstringStyle:
     """How the docstrings of a file are written: as was asked for, or as its own site says."""
     home = homes.owner(path)
     if job.dialect or home is None:
-        return Manner(job.dialect or "auto")
-    return Manner(home[1].dialect, home[1].equation_numbers)
+        return DocstringStyle(job.dialect or "auto")
+    return DocstringStyle(home[1].dialect, home[1].equation_numbers)
 
 
 def _pages(
     made: Config,
-    written: Sequence[content.Text],
+    written: Sequence[content.SourcePage],
     job: Job,
     names: dict[str, Translations],
     linked: identifiers.Identifiers,
@@ -338,8 +340,8 @@ def _pages(
         editions={job.lang: _edition(made, written, job, names)},
         index=links.Index(
             {
-                text.item.source: links.Target(text.item.source, text.item.name, text.item.output, text.ids)
-                for text in written
+                page.item.source: links.Target(page.item.source, page.item.name, page.item.output, page.ids)
+                for page in written
             },
             {},
             frozenset(),
@@ -347,7 +349,7 @@ def _pages(
             "",
         ),
         math=Typesetter(store=kept),
-        texts=Noted({text.item.source: text for text in written}, content.READ),
+        pages=Noted({page.item.source: page for page in written}, content.READ),
         names=linked,
         notations=Notations(written),
         origin=origin.Origin(),
@@ -375,20 +377,20 @@ def _pages(
 
 
 def _edition(
-    made: Config, written: Sequence[content.Text], job: Job, names: dict[str, Translations]
+    made: Config, written: Sequence[content.SourcePage], job: Job, names: dict[str, Translations]
 ) -> edition.Edition:
     """Translate what has a catalogue; the rest is taken to be in the page's language already."""
     pages = {}
-    for text in written:
-        translations = names.get(text.item.output)
+    for page in written:
+        translations = names.get(page.item.output)
         if translations is None:
-            pages[text.item.output] = edition.page(text, None, job.lang)
+            pages[page.item.output] = edition.page(page, None, job.lang)
             continue
-        units = sync.PageUnits(translations.name, content.page_units(text).sections, translations.former)
+        units = sync.PageUnits(translations.name, content.page_units(page).sections, translations.former)
         codes = tuple({job.lang, *(path.name for path in translations.folder.glob("*") if path.is_dir())})
         books = catalog.load((units,), translations.folder, codes, translations.tag)
         book = books.translation(translations.name, job.lang)
-        pages[text.item.output] = edition.page(text, book, job.lang)
+        pages[page.item.output] = edition.page(page, book, job.lang)
     unnamed = (("", None),)
     return edition.Edition(job.lang, pages, unnamed, "", "", unnamed * len(made.courses))
 

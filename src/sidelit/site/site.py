@@ -38,10 +38,10 @@ from sidelit.site import (
     assemble,
     backlinks,
     content,
+    data_pages,
     edition,
     identifiers,
     links,
-    listing,
     making,
     metadata,
     navigation,
@@ -51,9 +51,9 @@ from sidelit.site import (
 )
 from sidelit.site.backlinks import Backlinks
 from sidelit.site.context import BuildContext, Notations
+from sidelit.site.data_pages import DataTable
 from sidelit.site.directives import registry
 from sidelit.site.directives.kind import ProjectIndex
-from sidelit.site.listing import DataTable
 from sidelit.site.search import index as search
 from sidelit.site.search import synonyms
 from sidelit.source import source
@@ -67,7 +67,7 @@ def texts(
     notes: Collector | None = None,
     graph: Graph | None = None,
     jobs: int | None = None,
-) -> tuple[content.Text, ...]:
+) -> tuple[content.SourcePage, ...]:
     """Read every page of the site in the language it was written in.
 
     What is wrong with a mark or a formula of a source goes to `notes`, if they are given. Otherwise it is
@@ -79,7 +79,7 @@ def texts(
     gathered, graph = Collector(), graph or Graph()
     notes = Collector() if notes is None and config.keep_going else notes
     graph.ahead(_reading(config, graph), jobs)
-    prose: dict[str, content.Text] = {}
+    prose: dict[str, content.SourcePage] = {}
     for each in config.prose:
         with gathered.gathering():
             prose[each.source] = anchoring.prose(each, config.project / each.source, graph)
@@ -91,7 +91,7 @@ def texts(
                 (notes or gathered).add(fault)
     gathered.check()
     names = anchoring.assign(config, anchoring.pages(config, sources, prose))
-    found: list[content.Text] = []
+    found: list[content.SourcePage] = []
     numbers = {chapter.name: number for number, chapter in enumerate(config.chapters, start=1)}
     graph.ahead(_making(config, sources, names, numbers, graph), jobs)
     for item in config.order:
@@ -128,7 +128,7 @@ def _making(
     numbers: Mapping[str, int],
     graph: Graph,
 ) -> Iterator[Task[None]]:
-    """The texts of all chapters, and what is asked of each by itself."""
+    """The pages of all chapters, and what is asked of each by itself."""
     for item in config.chapters:
         if not isinstance(anchors := names[item.name], SidelitError):
             place = item, sources[item.source], anchors, numbers[item.name]
@@ -136,15 +136,15 @@ def _making(
 
 
 def _asked(place: tuple[Chapter, anchoring.Source, Sequence[Anchor], int], graph: Graph) -> None:
-    text = anchoring.chapter(*place, lambda fault: None, graph)
-    content.page_units(text)
-    identifiers.shown(text)
-    listing.keys(text)
+    page = anchoring.chapter(*place, lambda fault: None, graph)
+    content.page_units(page)
+    identifiers.shown(page)
+    data_pages.keys(page)
 
 
 def catalogs(
     config: Config,
-    written: Sequence[content.Text],
+    written: Sequence[content.SourcePage],
     graph: Graph | None = None,
     drawn: Iterable[figure.Figure] | None = None,
 ) -> catalog.Catalogs:
@@ -172,7 +172,7 @@ def write_whole(
     drawn = figure.read_all(config)
     books = catalogs(config, written, graph, drawn)
     terms, tables = _data(config)
-    graph.ahead([*edition.ahead(config, written, books), *listing.ahead(terms, written)], jobs)
+    graph.ahead([*edition.ahead(config, written, books), *data_pages.ahead(terms, written)], jobs)
     editions = {lang: edition.edition(config, written, books, lang) for lang in config.languages}
     leads = links.leads(written)
     gathered = Collector()
@@ -182,13 +182,13 @@ def write_whole(
     names = identifiers.identifiers(config, written, jobs, tests)
     graph.ahead(backlinks.ahead(config, names, written, tests), jobs)
     uses_of = backlinks.used_in(names, written)
-    uses_in = listing.uses(terms, written)
+    uses_in = data_pages.uses(terms, written)
     build = BuildContext(
         config=config,
         editions=editions,
-        index=listing.index(config, written, leads, tables),
+        index=data_pages.index(config, written, leads, tables),
         leads=leads,
-        texts=Noted({text.item.source: text for text in written}, content.READ),
+        pages=Noted({page.item.source: page for page in written}, content.READ),
         names=names,
         backlinks=Backlinks(uses_of, backlinks.tested_by(config, names, tests, uses_of)),
         notations=Notations(written),
@@ -196,7 +196,7 @@ def write_whole(
         origin=project.origin,
         cited=project,
         glossary=terms,
-        uses=Noted(uses_in, listing.USES),
+        uses=Noted(uses_in, data_pages.USES),
         figures=drawing.gallery(config, drawn, books, graph),
         catalogs=books,
         tables=tables,
@@ -207,7 +207,7 @@ def write_whole(
         report=(notes or gathered).add,
     )
     # A page tells its first mistake only; of its directives all are told.
-    for error in mistakes(ProjectIndex(config, build.index, {text.item.source: text for text in written})):
+    for error in mistakes(ProjectIndex(config, build.index, {page.item.source: page for page in written})):
         gathered.add(error)
     found = {
         **static.public_files(build, project),
@@ -237,7 +237,7 @@ def write_whole(
     return tuple(sorted([*made, *parts, *pages]))
 
 
-def _orders(build: BuildContext, written: Sequence[content.Text]) -> list[list[making.PageJob]]:
+def _orders(build: BuildContext, written: Sequence[content.SourcePage]) -> list[list[making.PageJob]]:
     """Every page in every language, and what forwards at old addresses."""
     found: dict[str, list[making.PageJob]] = {}
     forwards = links.forwards(build.leads, written)
@@ -255,15 +255,15 @@ def _orders(build: BuildContext, written: Sequence[content.Text]) -> list[list[m
 
 def mistakes(named: ProjectIndex) -> Iterator[SidelitError]:
     """What the pages ask of each other and is not there, as far as no language is needed to see it."""
-    yield from anchoring.astray(named.config, {source: text.ids for source, text in named.texts.items()})
-    for text in named.texts.values():
-        yield from registry.mistakes(text, named)
+    yield from anchoring.astray(named.config, {source: page.ids for source, page in named.pages.items()})
+    for page in named.pages.values():
+        yield from registry.mistakes(page, named)
 
 
-def book(config: Config, written: Sequence[content.Text]) -> ProjectIndex:
+def book(config: Config, written: Sequence[content.SourcePage]) -> ProjectIndex:
     """All that a directive may name."""
-    known = listing.index(config, written, links.leads(written), _data(config)[1])
-    return ProjectIndex(config, known, {text.item.source: text for text in written})
+    known = data_pages.index(config, written, links.leads(written), _data(config)[1])
+    return ProjectIndex(config, known, {page.item.source: page for page in written})
 
 
 def watched(path: Path) -> tuple[Path, ...]:
@@ -297,7 +297,7 @@ def _data(config: Config) -> tuple[glossary.Glossary, Mapping[str, DataTable]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class BuildResult:
     """The names of the files that were made, what was odd in them, and why which sources were left out."""
 
     files: tuple[str, ...]
@@ -305,37 +305,37 @@ class Done:
     skipped: tuple[SidelitError, ...] = ()
 
 
-Told = Callable[[Done], object]
+BuildListener = Callable[[BuildResult], object]
 """Who hears of the gaps of a site."""
 
 
-def nobody(done: Done) -> None:
+def nobody(done: BuildResult) -> None:
     """Hear of no gap."""
 
 
-def write(config: Config, out: Output, *, keep_going: bool = False, jobs: int | None = None) -> Done:
+def write(config: Config, out: Output, *, keep_going: bool = False, jobs: int | None = None) -> BuildResult:
     """Make a site in an empty folder, with gaps if its configuration or `keep_going` allows them.
 
     Raises `SidelitError` as `write_whole` does.
     """
     if not (keep_going or config.keep_going):
-        return Done(write_whole(config, out, jobs=jobs))
+        return BuildResult(write_whole(config, out, jobs=jobs))
     made, skipped = readable(config)
     notes = Collector()
-    return Done(write_whole(made, out, notes, jobs), _once(notes), skipped)
+    return BuildResult(write_whole(made, out, notes, jobs), _once(notes), skipped)
 
 
-def files(config: Config) -> tuple[dict[str, bytes], Done]:
+def files(config: Config) -> tuple[dict[str, bytes], BuildResult]:
     """Make a site in memory, every file by its path; the same as `write` otherwise."""
     return _in_memory(lambda out: write(config, out))
 
 
 def whole_files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
     """The same for `write_whole`."""
-    return _in_memory(lambda out: Done(write_whole(config, out, notes)))[0]
+    return _in_memory(lambda out: BuildResult(write_whole(config, out, notes)))[0]
 
 
-def _in_memory(make: Callable[[Output], Done]) -> tuple[dict[str, bytes], Done]:
+def _in_memory(make: Callable[[Output], BuildResult]) -> tuple[dict[str, bytes], BuildResult]:
     with tempfile.TemporaryDirectory() as name, atomic.tidied(lambda: shutil.rmtree(name, True)):
         done = make(Output(Path(name)))
         return {each: Path(name, each).read_bytes() for each in done.files}, done

@@ -18,10 +18,10 @@ from sidelit.config.chapters import Chapter
 from sidelit.config.config import Config
 from sidelit.errors import SidelitError
 from sidelit.files import assets
-from sidelit.site import context, links, listing, metadata, navigation, pictures
-from sidelit.site.content import Piece
+from sidelit.site import context, data_pages, links, metadata, navigation, pictures
+from sidelit.site.content import PageSection
 from sidelit.site.context import BuildContext
-from sidelit.site.edition import Page, Words
+from sidelit.site.edition import Page, SectionText
 from sidelit.site.metadata import Project
 from sidelit.theme import Theme
 
@@ -43,7 +43,7 @@ def static_files(config: Config, theme: Theme, made: Mapping[str, bytes]) -> dic
     Raises `SidelitError` for one that is a page of its own, lies elsewhere, or has the place of another.
     """
     found = {f"assets/{name}": content for name, content in assets.served(theme.assets).items()} | dict(made)
-    for name in listing.pictures(config):
+    for name in data_pages.pictures(config):
         path = config.folder / "pages" / name
         shown = f"{links.pages_folder(config)}/{name}"
         assets.refuse_outside(path, config.project, shown)
@@ -154,7 +154,7 @@ def address(output: str) -> str:
 
 def script(shown: Page) -> bytes:
     """The cards of a page in its language; empty if it is no page of a source."""
-    if not isinstance(shown.text.item, Chapter):
+    if not isinstance(shown.source.item, Chapter):
         return b""
     rows = [_module(shown), *_definitions(shown), *_variables(shown)]
     table = [shown.label, shown.label_lang or "", rows]
@@ -166,17 +166,17 @@ Row = tuple[str, str, str, str, str]
 
 
 def _module(shown: Page) -> Row:
-    item = shown.text.item
+    item = shown.source.item
     said = _sentence(_words(shown.lede))
     lang = shown.source_lang if shown.lede_state in _FOREIGN else ""
-    return "", getattr(item, "module", "") or shown.label, said, str(shown.text.number or ""), lang
+    return "", getattr(item, "module", "") or shown.label, said, str(shown.source.number or ""), lang
 
 
 def _definitions(shown: Page) -> Iterator[Row]:
-    for piece, words in zip(shown.text.pieces, shown.words, strict=True):
-        if piece.kind in ("class", "function"):
+    for section, words in zip(shown.source.sections, shown.words, strict=True):
+        if section.kind in ("class", "function"):
             said, lang = _said(words, shown)
-            yield piece.id, _header(piece), said, piece.number, lang
+            yield section.id, _header(section), said, section.number, lang
 
 
 def _variables(shown: Page) -> Iterator[Row]:
@@ -184,18 +184,18 @@ def _variables(shown: Page) -> Iterator[Row]:
 
     A comment is about the line below it.
     """
-    functions = {piece.qualname for piece in shown.text.pieces if piece.kind == "function"}
+    functions = {section.qualname for section in shown.source.sections if section.kind == "function"}
     known: set[tuple[str, str]] = set()
-    for piece, words in zip(shown.text.pieces, shown.words, strict=True):
-        inside = piece.qualname in functions
-        around = piece.qualname.rpartition(".")[0] if inside else piece.qualname
-        for place, (number, html) in enumerate(piece.lines):
+    for section, words in zip(shown.source.sections, shown.words, strict=True):
+        inside = section.qualname in functions
+        around = section.qualname.rpartition(".")[0] if inside else section.qualname
+        for place, (number, html) in enumerate(section.lines):
             code = _plain(html).strip()
             found = (_FIELD if inside else _VARIABLE).match(code)
             if found and (around, found[1]) not in known:
                 known.add((around, found[1]))
-                said, lang = _said(words, shown) if piece.kind == "comment" and place == 0 else ("", "")
-                yield f"line-{number}", _cut(code, _CODE), said, piece.number, lang
+                said, lang = _said(words, shown) if section.kind == "comment" and place == 0 else ("", "")
+                yield f"line-{number}", _cut(code, _CODE), said, section.number, lang
 
 
 # ### What a card says
@@ -204,7 +204,7 @@ def _variables(shown: Page) -> Iterator[Row]:
 _FOREIGN = ("stale", "missing", "original")
 
 
-def _said(words: Words, shown: Page) -> tuple[str, str]:
+def _said(words: SectionText, shown: Page) -> tuple[str, str]:
     """The first sentence of a docstring, and its language where that is not the page's."""
     opens = words.tokens and words.tokens[0].type == "paragraph_open"
     state = words.tokens[0].attrGet("data-state") if opens else words.state
@@ -243,16 +243,17 @@ def _plain(html: str) -> str:
     return unescape(re.sub(r"<[^>]*>", "", _COMMENT.sub("", html)))
 
 
-def _header(piece: Piece) -> str:
+def _header(section: PageSection) -> str:
     """The first statement of a definition up to its colon, in one line, under its qualified name."""
-    rows = [_COMMENT.sub("", html) for _, html in piece.lines]
+    rows = [_COMMENT.sub("", html) for _, html in section.lines]
     start = next((at for at, html in enumerate(rows) if _DEFINES.match(_plain(html))), None)
     if start is None:
-        return piece.qualname
+        return section.qualname
     text = " ".join(_until_colon("\n".join(rows[start:])).split())
     text = re.sub(r"([(\[{]) ", r"\1", re.sub(r",? ([)\]}])", r"\1", text))
     return _cut(
-        re.sub(r"^((?:async )?(?:def|class)) \w+", lambda found: f"{found[1]} {piece.qualname}", text), _CODE
+        re.sub(r"^((?:async )?(?:def|class)) \w+", lambda found: f"{found[1]} {section.qualname}", text),
+        _CODE,
     )
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from press.project import SAMPLE, edit, sidelit
-from sidelit.config.config import DEFAULT_SEVERITIES, Strictness, Word, read_strictness
+from sidelit.config.config import DEFAULT_SEVERITIES, LintOptions, Word, read_lint_options
 from sidelit.config.toml import Table
 from sidelit.errors import SidelitError
 from sidelit.lint import sections
 from sidelit.text import markup
 
 LONG = "The rank reads " + "a number and " * 12 + "goes on"
-ASKED = Strictness(lines=3, forbidden=(Word(re.compile("utili[sz]e", re.IGNORECASE), "write `use`"),))
+ASKED = LintOptions(lines=3, forbidden=(Word(re.compile("utili[sz]e", re.IGNORECASE), "write `use`"),))
 
 
 def found(rule: str, text: str, code: str = "", *, id: str = "f", definition: bool = False) -> list[int]:
@@ -133,7 +133,7 @@ def test_rules_of_english_are_for_english() -> None:
 )
 def test_a_mistake_in_the_configuration_is_told(data: dict[str, object], told: str) -> None:
     with pytest.raises(SidelitError) as caught:
-        read_strictness(Table(data, "site/sidelit.toml", ""))
+        read_lint_options(Table(data, "site/sidelit.toml", ""))
     assert told in str(caught.value)
 
 

@@ -159,9 +159,9 @@ def test_a_line_is_a_sentence_whatever_it_begins_with(sample: Path, words: str) 
 
 def test_a_lesson_can_see_which_sections_are_depth(marked: Path) -> None:
     (ring,) = (
-        text for text in site.texts(config.load(marked / "site/sidelit.toml")) if "ring" in text.item.source
+        page for page in site.texts(config.load(marked / "site/sidelit.toml")) if "ring" in page.item.source
     )
-    depth = {piece.id: piece.fold for piece in ring.pieces}
+    depth = {section.id: section.fold for section in ring.sections}
     fold = depth["Ring.put"]
     assert isinstance(fold, content.Fold)
     assert depth["Ring"] is depth["Ring.__init__"] is None

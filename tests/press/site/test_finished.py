@@ -191,7 +191,7 @@ def pages_made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def note(name: str, make: Callable[[context.BuildContext, edition.Page], bytes], ending: str) -> None:
         def noted(build: context.BuildContext, shown: edition.Page) -> bytes:
-            made.append(f"{shown.lang}/{shown.text.item.output.removesuffix('.html')}{ending}")
+            made.append(f"{shown.lang}/{shown.source.item.output.removesuffix('.html')}{ending}")
             return make(build, shown)
 
         monkeypatch.setattr(making, name, noted)
@@ -322,7 +322,7 @@ def test_what_was_not_used_for_longest_is_removed_first(
 
 def test_what_a_task_reads_is_noted() -> None:
     with graphs.noting() as read:
-        tuple(graphs.Kept(lambda: (1,), 1, "one"))
+        tuple(graphs.LazySequence(lambda: (1,), 1, "one"))
         graphs.Noted({1: 2}, "two:{}").get(1)
         text = graphs.NotedText("words", "three")
     assert read == {"one", "two:1"}

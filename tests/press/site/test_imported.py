@@ -80,8 +80,8 @@ def test_imports_are_one_line_that_opens_and_their_names_are_links(importing: Pa
 def test_sections_words_and_the_search_are_as_without_imports(sample: Path) -> None:
     def told() -> tuple[object, ...]:
         made = config.load(sample / "site/sidelit.toml")
-        pieces = {text.item.source: text.pieces for text in site.texts(made)}["src/sample/ring.py"]
-        sections = [(each.id, each.number, each.code_digest, len(each.lines)) for each in pieces]
+        found = {page.item.source: page.sections for page in site.texts(made)}["src/sample/ring.py"]
+        sections = [(each.id, each.number, each.code_digest, len(each.lines)) for each in found]
         files = site.whole_files(made)
         index = {name: files[name] for name in files if name.startswith(folder("en"))}
         assert index

@@ -427,10 +427,10 @@ def test_a_lesson_is_cited_by_its_name(course: Path) -> None:
 
 def test_a_chapter_may_name_the_figure_that_it_opens_with(course: Path) -> None:
     line = edit(course / "src/sample/ring.py", ":notation $N$", ":figure: places\n:notation $N$")
-    texts = site.texts(config.load(course / "site/sidelit.toml"))
-    (ring,) = (text for text in texts if text.item.name == "sample/ring")
-    assert (ring.pieces[0].figure, ring.pieces[0].figure_line) == ("places", line)
-    assert {piece.figure for text in texts for piece in text.pieces if text is not ring} == {""}
+    pages = site.texts(config.load(course / "site/sidelit.toml"))
+    (ring,) = (page for page in pages if page.item.name == "sample/ring")
+    assert (ring.sections[0].figure, ring.sections[0].figure_line) == ("places", line)
+    assert {section.figure for page in pages for section in page.sections if page is not ring} == {""}
     # The other fields of the list stay, and the name is no word to translate.
     fields = [token for token in ring.tokens if token.type == "field_name"]
     assert [token.meta["kind"] for token in fields if token.meta["kind"] in ("notation", "figure")] == [

@@ -11,8 +11,8 @@ import pytest
 from press.project import edit, sidelit
 from sidelit.files import assets
 from sidelit.site import page_kinds
+from sidelit.site.data_pages import Around, DataTable
 from sidelit.site.edition import Page
-from sidelit.site.listing import Around, DataTable
 from sidelit.site.model import TocEntry
 from sidelit.site.page_kinds import PageKind
 from sidelit.site.search.places import WORDS, SearchPlace

@@ -20,9 +20,9 @@ from sidelit.config.chapters import Proof
 from sidelit.config.config import Config
 from sidelit.figures.interactive import Script
 from sidelit.labs.outputs import Run
-from sidelit.site.content import Piece, Text
+from sidelit.site.content import PageSection, SourcePage
 from sidelit.site.links import Index
-from sidelit.site.model import Edition, NavGroup, SectionView
+from sidelit.site.model import NavGroup, SectionView, TranslatedSection
 from sidelit.text.directives import Directive
 
 
@@ -32,7 +32,7 @@ class ProjectIndex:
 
     config: Config
     index: Index
-    texts: Mapping[str, Text]
+    pages: Mapping[str, SourcePage]
 
 
 class DirectiveContext(Protocol):
@@ -45,10 +45,10 @@ class DirectiveContext(Protocol):
     def words(self, tokens: Sequence[Token]) -> Markup:
         """Print a part of the directive's own body."""
 
-    def section(self, text: Text, piece: Piece) -> SectionView:
+    def section(self, page: SourcePage, section: PageSection) -> SectionView:
         """A section of a chapter with its words in the language of this page, and an id of its own here."""
 
-    def editions(self, text: Text, piece: Piece) -> Sequence[Edition]:
+    def editions(self, page: SourcePage, section: PageSection) -> Sequence[TranslatedSection]:
         """The same section in every language."""
 
     def nav(self) -> Sequence[NavGroup]:

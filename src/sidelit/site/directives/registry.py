@@ -12,7 +12,7 @@ from markupsafe import Markup
 from sidelit.config.prose import Prose
 from sidelit.errors import SidelitError
 from sidelit.site import page_kinds
-from sidelit.site.content import Text
+from sidelit.site.content import SourcePage
 from sidelit.site.directives import layout, section, stepper
 from sidelit.site.directives.kind import DirectiveContext, DirectiveType, ProjectIndex, nearest
 from sidelit.text import directives
@@ -54,9 +54,9 @@ def html(given: Directive, place: DirectiveContext) -> Markup:
     return kind.html(given, place)
 
 
-def mistakes(text: Text, book: ProjectIndex) -> Iterator[SidelitError]:
+def mistakes(page: SourcePage, book: ProjectIndex) -> Iterator[SidelitError]:
     """What is wrong with the directives of a page, as far as no language is needed to see it."""
-    for tokens in text.directives:
+    for tokens in page.directives:
         try:
             given = directives.read(tokens)
             _kind(given, book).check(given, book)
@@ -69,7 +69,7 @@ def _kind(given: Directive, book: ProjectIndex) -> DirectiveType:
     if kind is None:
         what = f"there is no directive `::: {given.name}`"
         raise given.error(what, hint=nearest(given.name, KINDS, f"there is {', '.join(KINDS)}"))
-    item = book.texts[given.path].item
+    item = book.pages[given.path].item
     only = page_kinds.of(item).directives
     if only and given.name not in only:
         what = f"a {item.kind} has no place for `::: {given.name}`"

@@ -17,7 +17,7 @@ from sidelit.labs import cells, outputs
 from sidelit.labs.cells import Cell
 from sidelit.labs.outputs import Output
 from sidelit.site.content import SECTION as SHOWN
-from sidelit.site.content import Piece, Text
+from sidelit.site.content import PageSection, SourcePage
 from sidelit.site.directives.kind import DirectiveContext, DirectiveType, ProjectIndex, nearest
 from sidelit.site.links import Target
 from sidelit.text.code import coloured
@@ -45,8 +45,8 @@ OPTIONS = ("from", "to")
 class Taken:
     """A section that a lesson shows, and which of its lines, counted from 0."""
 
-    text: Text
-    piece: Piece
+    page: SourcePage
+    section: PageSection
     start: int
     stop: int
 
@@ -69,18 +69,18 @@ def take(given: Directive, book: ProjectIndex) -> Taken:
         raise given.error("`section` does not say which section of which file", hint=hint)
     target = _page(given, path, book)
     with as_one(SHOWN.format(target.source, anchor)):
-        text = book.texts[target.source]
-        if text.prose:
+        page = book.pages[target.source]
+        if page.prose:
             raise given.error(f"{target.source} is no chapter", hint="sections are taken from chapters")
-        piece = _piece(given, anchor, text, target, book)
-    if piece.fold is not None:
-        what = f"{target.source}#{piece.id} is depth, and a lesson shows what is core"
+        section = _section(given, anchor, page, target, book)
+    if section.fold is not None:
+        what = f"{target.source}#{section.id} is depth, and a lesson shows what is core"
         raise given.error(what, hint="show the section that calls it, or link to it")
-    start = _line(given, "from", text, piece, 0)
-    last = _line(given, "to", text, piece, len(piece.lines) - 1)
-    if piece.lines and last < start:
-        raise given.error(f"the line of `to` stands above the line of `from` in {target.source}#{piece.id}")
-    return Taken(text, piece, start, last + 1)
+    start = _line(given, "from", page, section, 0)
+    last = _line(given, "to", page, section, len(section.lines) - 1)
+    if section.lines and last < start:
+        raise given.error(f"the line of `to` stands above the line of `from` in {target.source}#{section.id}")
+    return Taken(page, section, start, last + 1)
 
 
 def _page(given: Directive, path: str, book: ProjectIndex) -> Target:
@@ -92,58 +92,60 @@ def _page(given: Directive, path: str, book: ProjectIndex) -> Target:
     return found
 
 
-def _piece(given: Directive, anchor: str, text: Text, target: Target, book: ProjectIndex) -> Piece:
-    for piece in text.pieces:
-        if piece.id == anchor:
-            return piece
-    what = f"{text.item.source} has no section {anchor!r}"
-    renamed = next((piece.id for piece in text.pieces if anchor in piece.aliases), "")
+def _section(
+    given: Directive, anchor: str, page: SourcePage, target: Target, book: ProjectIndex
+) -> PageSection:
+    for section in page.sections:
+        if section.id == anchor:
+            return section
+    what = f"{page.item.source} has no section {anchor!r}"
+    renamed = next((section.id for section in page.sections if anchor in section.aliases), "")
     if renamed:
         raise given.error(what, hint=f"it is called {renamed!r} now")
     if (lead := target.knows(anchor)[1]) is not None:
-        there = next(each for each in book.texts.values() if each.item.output == lead.output)
+        there = next(each for each in book.pages.values() if each.item.output == lead.output)
         raise given.error(what, hint=f"it is {lead.id!r} of {there.item.source} now")
-    core = [piece.id for piece in text.pieces if piece.fold is None]
+    core = [section.id for section in page.sections if section.fold is None]
     raise given.error(what, hint=nearest(anchor, core, "`sidelit sections FILE` lists the ids of a file"))
 
 
-def _line(given: Directive, key: str, text: Text, piece: Piece, otherwise: int) -> int:
+def _line(given: Directive, key: str, page: SourcePage, section: PageSection, otherwise: int) -> int:
     """The one line that holds the text of an option."""
     wanted = given.options.get(key)
     if wanted is None:
         return otherwise
-    found = _holding(wanted, piece)
+    found = _holding(wanted, section)
     if len(found) == 1 and wanted:
         return found[0]
     if found:
-        numbers = ", ".join(str(piece.lines[place][0]) for place in found)
-        what = f"`{key}` is {wanted!r}, which stands in several lines of {piece.id}: {numbers}"
+        numbers = ", ".join(str(section.lines[place][0]) for place in found)
+        what = f"`{key}` is {wanted!r}, which stands in several lines of {section.id}: {numbers}"
         raise given.error(what, hint="write more of the line")
-    what = f"`{key}` is {wanted!r}, which stands in no line of {piece.id}"
-    elsewhere = next((other.id for other in text.pieces if _holding(wanted, other)), "")
+    what = f"`{key}` is {wanted!r}, which stands in no line of {section.id}"
+    elsewhere = next((other.id for other in page.sections if _holding(wanted, other)), "")
     if elsewhere:
         raise given.error(what, hint=f"it stands in {elsewhere!r}")
-    raise given.error(what, hint=nearest(wanted, [line.strip() for line in _plain(piece)]))
+    raise given.error(what, hint=nearest(wanted, [line.strip() for line in _plain(section)]))
 
 
-def _holding(wanted: str, piece: Piece) -> list[int]:
-    return [place for place, line in enumerate(_plain(piece)) if wanted in line]
+def _holding(wanted: str, section: PageSection) -> list[int]:
+    return [place for place, line in enumerate(_plain(section)) if wanted in line]
 
 
-def _plain(piece: Piece) -> list[str]:
+def _plain(section: PageSection) -> list[str]:
     """The lines of a section without their colours."""
-    return [html.unescape(re.sub(r"<[^>]*>", "", code)) for _, code in piece.lines]
+    return [html.unescape(re.sub(r"<[^>]*>", "", code)) for _, code in section.lines]
 
 
 def _section_html(given: Directive, place: DirectiveContext) -> Markup:
     taken = take(given, place.book)
-    view = place.section(taken.text, taken.piece)
+    view = place.section(taken.page, taken.section)
     shown = replace(view, lines=view.lines[taken.start : taken.stop])
     if given.body:
         shown = replace(shown, title=Markup(""), doc=place.words(given.body), state=None)
-    home = place.address(taken.text.item.output, taken.piece.id)
-    page = place.address(taken.text.item.output, "")
-    return place.fragment("section.html", section=shown, home=home, page=page, source=taken.text.item.source)
+    home = place.address(taken.page.item.output, taken.section.id)
+    page = place.address(taken.page.item.output, "")
+    return place.fragment("section.html", section=shown, home=home, page=page, source=taken.page.item.source)
 
 
 SECTION = DirectiveType("section", take, _section_html)
@@ -172,10 +174,10 @@ def _editions_html(given: Directive, place: DirectiveContext) -> Markup:
     taken = take(given, place.book)
     return place.fragment(
         "editions.html",
-        editions=place.editions(taken.text, taken.piece),
-        home=place.address(taken.text.item.output, taken.piece.id),
-        page=place.address(taken.text.item.output, ""),
-        source=taken.text.item.source,
+        editions=place.editions(taken.page, taken.section),
+        home=place.address(taken.page.item.output, taken.section.id),
+        page=place.address(taken.page.item.output, ""),
+        source=taken.page.item.source,
     )
 
 

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from sidelit.cache.graph import as_one
 from sidelit.figures import interactive, words
 from sidelit.figures.interactive import Event, Payload, Row, Run, Stepper
-from sidelit.site.content import LINES, Text
+from sidelit.site.content import LINES, SourcePage
 from sidelit.site.directives.kind import DirectiveContext, DirectiveType, ProjectIndex, nearest, plain
 from sidelit.site.model import CodeLine, Link, code_line
 from sidelit.text import directives
@@ -40,7 +40,7 @@ AROUND = 12
 class Spot:
     """A line of a chapter: what it belongs to, its number, its coloured code and what stands around it."""
 
-    text: Text
+    page: SourcePage
     definition: str
     number: int
     code: CodeLine
@@ -61,30 +61,30 @@ class Excerpts:
             seen.setdefault(_key(event), set()).add(at)
         self.places = tuple(
             Spot(
-                text,
+                page,
                 event.definition,
                 lines[at].n,
                 lines[at],
                 lines[slice(*_window(len(lines), at, seen[_key(event)]))],
             )
-            for event, text, lines, at in found
+            for event, page, lines, at in found
         )
 
-    def _found(self, event: Event) -> tuple[Text, tuple[CodeLine, ...], int]:
+    def _found(self, event: Event) -> tuple[SourcePage, tuple[CodeLine, ...], int]:
         """The chapter, all lines of the definition, and which of them it is."""
         sources = [f"{self.book.index.source_root}/{event.path}", event.path]
-        named = next((source for source in sources if source in self.book.texts), None)
+        named = next((source for source in sources if source in self.book.pages), None)
         if named is None:
             what = f"the recording names {event.path}, which is no chapter"
-            raise self.given.error(what, hint=nearest(sources[0], self.book.texts))
+            raise self.given.error(what, hint=nearest(sources[0], self.book.pages))
         with as_one(LINES.format(named, event.definition)):
-            text = self.book.texts[named]
-            pieces = [one for one in text.pieces if one.qualname == event.definition and one.fold is None]
+            page = self.book.pages[named]
+            sections = [one for one in page.sections if one.qualname == event.definition and one.fold is None]
         # A reader of these lines moves through the run, not through the code: so they have no links.
-        lines = tuple(code_line(number, html) for piece in pieces for number, html in piece.lines)
+        lines = tuple(code_line(number, html) for section in sections for number, html in section.lines)
         at = [place for place, line in enumerate(lines) if _plain(line.html).strip() == event.line]
         if len(at) == 1:
-            return text, lines, at[0]
+            return page, lines, at[0]
         what = f"the recording names the line {event.line!r} of {event.path}#{event.definition}"
         why = f"which is there {len(at)} times" if at else "which is not there, or in depth"
         raise self.given.error(f"{what}, {why}", hint="record the run again")
@@ -223,7 +223,7 @@ def _scenes(given: Directive, made: Stepper, place: DirectiveContext) -> Iterato
         for number in made.run.scene(scene):
             at = excerpts.places[number]
             excerpt = numbers.setdefault(at.excerpt, len(numbers))
-            page = place.address(at.text.item.output, "")
+            page = place.address(at.page.item.output, "")
             moments.append(_moment(made, place, number, f"{page}#line-{at.number}", at.code, excerpt))
         new = tuple(
             _excerpt(place, excerpts, lines, number) for lines, number in numbers.items() if number >= known
@@ -236,7 +236,7 @@ def _excerpt(
     place: DirectiveContext, excerpts: Excerpts, lines: tuple[CodeLine, ...], number: int
 ) -> Excerpt:
     at = next(at for at in excerpts.places if at.excerpt == lines)
-    output = at.text.item.output
+    output = at.page.item.output
     where = Link(at.definition, place.address(output, at.definition))
     return Excerpt(number, place.address(output, ""), where, lines)
 
@@ -323,14 +323,14 @@ def _moment_html(given: Directive, place: DirectiveContext) -> Markup:
     )
 
 
-def page_of(name: str, book: ProjectIndex) -> Text | None:
+def page_of(name: str, book: ProjectIndex) -> SourcePage | None:
     """The page that the stepper stands on."""
     with as_one(STANDS.format(name)):
-        for text in book.texts.values():
-            for tokens in text.directives:
+        for page in book.pages.values():
+            for tokens in page.directives:
                 given = directives.read(tokens)
                 if (given.name, given.argument) == ("stepper", name):
-                    return text
+                    return page
     return None
 
 

@@ -28,8 +28,8 @@ from sidelit.config.chapters import Chapter
 from sidelit.config.config import Config
 from sidelit.config.glossary import Glossary
 from sidelit.errors import SidelitError
+from sidelit.site.data_pages import DataTable
 from sidelit.site.edition import Edition, Page
-from sidelit.site.listing import DataTable
 from sidelit.site.search import places, postings, synonyms
 from sidelit.site.search.tokenizer import UNSPACED, Tokenizer
 
@@ -130,7 +130,7 @@ class Reading:
 
         Keywords of no place are told when it is written: what is wrong on the pages comes first.
         """
-        if page.text.item.output in self.edition.pages:
+        if page.source.item.output in self.edition.pages:
             with suppress(SidelitError):
                 self._page(page)
 
@@ -138,7 +138,7 @@ class Reading:
         """Read some pages in a row."""
         keys = [page.key(*self._others(page)) for page in pages]
         key = tuple(itertools.chain(*keys)) if all(keys) else ()
-        return pages[0].text.graph.alone("stretches", key, partial(self._together, pages))
+        return pages[0].source.graph.alone("stretches", key, partial(self._together, pages))
 
     def _together(self, pages: Sequence[Page]) -> _Stretch:
         entries: list[_Entry] = []
@@ -153,14 +153,14 @@ class Reading:
         return page.once_alone("entries", partial(self._read, page), *self._others(page))
 
     def _keywords(self, page: Page) -> tuple[synonyms.Keywords, ...]:
-        return self.made_of.vocabulary.keywords.get(page.text.item.output, ())
+        return self.made_of.vocabulary.keywords.get(page.source.item.output, ())
 
     def _others(self, page: Page) -> tuple[str, ...]:
         """Stands for what the index of a page is made of beside the page."""
         return self.tables, store.digest([(row.at, row.of(self.langs)) for row in self._keywords(page)])
 
     def _read(self, page: Page) -> _Stretch:
-        table = self.made_of.tables.get(page.text.item.kind)
+        table = self.made_of.tables.get(page.source.item.kind)
         inside = [*places.places(page), *(table.places(page) if table else ())]
         for row in self._keywords(page):
             place = row.at.partition("#")[2] or inside[0].id
@@ -234,11 +234,11 @@ class _Writing:
 
 def _named(shown: Page) -> tuple[str, str, str]:
     """A page's label, the name that a program imports it by, the language of the label if it is another."""
-    return shown.label, getattr(shown.text.item, "module", ""), shown.label_lang or ""
+    return shown.label, getattr(shown.source.item, "module", ""), shown.label_lang or ""
 
 
 def _rank(shown: Page) -> int:
-    item = shown.text.item
+    item = shown.source.item
     if shown.original:
         return _FOREIGN
     if isinstance(item, Chapter):

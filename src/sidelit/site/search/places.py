@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from markdown_it.token import Token
 
 from sidelit.cache.records import quick
-from sidelit.site.content import Piece
-from sidelit.site.edition import Page, Words
+from sidelit.site.content import PageSection
+from sidelit.site.edition import Page, SectionText
 from sidelit.text import markup
 
 # What a place is: its name is compared with a query accordingly.
@@ -46,35 +46,35 @@ class SearchPlace:
 
 def places(shown: Page) -> tuple[SearchPlace, ...]:
     """The places of the words and the code of a page, in its order."""
-    return tuple(_headings(shown) if shown.text.prose else _sections(shown))
+    return tuple(_headings(shown) if shown.source.prose else _sections(shown))
 
 
 def _sections(shown: Page) -> Iterator[SearchPlace]:
     opening = _said(shown.lede)
     fold = None
-    for number, (piece, words) in enumerate(zip(shown.text.pieces, shown.words, strict=True)):
+    for number, (section, words) in enumerate(zip(shown.source.sections, shown.words, strict=True)):
         head = opening if number == 0 else ""
-        if piece.fold is not None and piece.fold is not fold:
+        if section.fold is not None and section.fold is not fold:
             head = f"{head} {_said(words.fold)}".strip()
-        fold = piece.fold
-        yield _section(shown, piece, words, head)
+        fold = section.fold
+        yield _section(shown, section, words, head)
 
 
-def _section(shown: Page, piece: Piece, words: Words, head: str) -> SearchPlace:
-    module = piece.kind == "module"
+def _section(shown: Page, section: PageSection, words: SectionText, head: str) -> SearchPlace:
+    module = section.kind == "module"
     title = shown.label if module else _said(words.title)
-    code = _code(piece)
+    code = _code(section)
     said = " ".join(filter(None, (head, _said(words.tokens))))
-    named = module or (piece.kind in ("class", "function") and "/" not in piece.id)
+    named = module or (section.kind in ("class", "function") and "/" not in section.id)
     foreign = shown.original or words.state in ("stale", "missing")
     return SearchPlace(
-        piece.id, title, SYMBOL if named else WORDS, said, code, foreign, piece.fold is not None
+        section.id, title, SYMBOL if named else WORDS, said, code, foreign, section.fold is not None
     )
 
 
-def _code(piece: Piece) -> str:
+def _code(section: PageSection) -> str:
     """The code without its colours, its indentation and its empty lines: one of them is shown in a result."""
-    plain = html.unescape(re.sub(r"<[^>]*>", "", "\n".join(coloured for _, coloured in piece.lines)))
+    plain = html.unescape(re.sub(r"<[^>]*>", "", "\n".join(coloured for _, coloured in section.lines)))
     return "\n".join(filter(None, map(str.strip, plain.split("\n"))))
 
 

@@ -321,8 +321,8 @@ def _split(argument: str, kind: str, of: str | None) -> tuple[str, str]:
 # section may be referred to in the first.
 
 
-# Writes the words of a piece.
-Write = Callable[[rest.Piece], None]
+# Writes the words of a part.
+Write = Callable[[rest.DocstringPart], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,12 +341,12 @@ class _Section:
     part: sections.Part
     rows: tuple[Entry, ...] | None
 
-    def pieces(self) -> Iterator[rest.Piece]:
+    def docstring_parts(self) -> Iterator[rest.DocstringPart]:
         """Its words, from the top down."""
         if self.rows is None:
-            yield rest.Piece(self.part.text, self.part.line)
+            yield rest.DocstringPart(self.part.text, self.part.line)
         else:
-            yield from (rest.Piece(row.text, row.text_line) for row in self.rows)
+            yield from (rest.DocstringPart(row.text, row.text_line) for row in self.rows)
 
 
 def tokens(
@@ -372,9 +372,9 @@ def _section(part: sections.Part, style: sections.Style) -> _Section:
 def _markdown(found: Sequence[_Section], place: TextPlace) -> list[Token]:
     maker = Maker(place.path, place.first_line)
 
-    def write(piece: rest.Piece) -> None:
-        line = place.first_line + piece.line
-        maker.tokens += markup.parse(piece.text, path=place.path, first_line=line)
+    def write(part: rest.DocstringPart) -> None:
+        line = place.first_line + part.line
+        maker.tokens += markup.parse(part.text, path=place.path, first_line=line)
 
     for each in found:
         _write(each, maker, write)
@@ -382,8 +382,8 @@ def _markdown(found: Sequence[_Section], place: TextPlace) -> list[Token]:
 
 
 def _rest(found: Sequence[_Section], place: TextPlace) -> list[Token]:
-    pieces = list(dict.fromkeys(piece for each in found for piece in each.pieces()))
-    marked = [piece for piece in pieces if not sections.plain(piece.text)]
+    parts = list(dict.fromkeys(part for each in found for part in each.docstring_parts()))
+    marked = [part for part in parts if not sections.plain(part.text)]
 
     def report(what: str, line: int) -> None:
         place.report(SidelitError(f"reST: {what}", path=place.path, line=place.first_line + line - 1))
@@ -392,20 +392,20 @@ def _rest(found: Sequence[_Section], place: TextPlace) -> list[Token]:
         groups = rest.parse(marked, report)
     except Exception as error:  # docutils fails on some texts in ways of its own, and none may stop a build.
         report(f"docutils cannot read this ({type(error).__name__}); it is shown as it was typed", 1)
-        groups = [[nodes.literal_block(piece.text, piece.text)] for piece in marked]
+        groups = [[nodes.literal_block(part.text, part.text)] for part in marked]
     notes = list(rest.footnotes(groups))
     labels = {name: _label(note) for note in notes for name in note["ids"]}
     maker = Maker(place.path, place.first_line, {_label(note): number for number, note in enumerate(notes)})
-    read: Mapping[rest.Piece, Sequence[nodes.Node]] = dict(zip(marked, groups, strict=True))
+    read: Mapping[rest.DocstringPart, Sequence[nodes.Node]] = dict(zip(marked, groups, strict=True))
 
-    def write(piece: rest.Piece) -> None:
-        if piece not in read:
-            line = place.first_line + piece.line
-            maker.tokens += markup.parse(piece.text, path=place.path, first_line=line)
+    def write(part: rest.DocstringPart) -> None:
+        if part not in read:
+            line = place.first_line + part.line
+            maker.tokens += markup.parse(part.text, path=place.path, first_line=line)
             return
         blocks = Blocks(maker, labels, write_fields)
-        blocks.line = piece.line
-        blocks.write(read[piece])
+        blocks.line = part.line
+        blocks.write(read[part])
 
     for each in found:
         _write(each, maker, write)
@@ -420,9 +420,9 @@ def _write(section: _Section, maker: Maker, write: Write) -> None:
         with maker.fields(part.line):
             for row in section.rows:
                 with maker.field(part.kind, row.name, row.line, row.type):
-                    write(rest.Piece(row.text, row.text_line))
+                    write(rest.DocstringPart(row.text, row.text_line))
         return
-    words = rest.Piece(part.text, part.line)
+    words = rest.DocstringPart(part.text, part.line)
     if part.form == "box":
         with maker.admonition(part.kind, part.line):
             write(words)

@@ -372,7 +372,7 @@ def _is_sentence(line: str, indent: int) -> bool:
 #
 # > docutils reads it; nothing in a docstring may open a file, run a program or stop a build.
 #
-# A docstring may come in pieces, when its sections are those of Google or NumPy: each is read for itself, and
+# A docstring may come in parts, when its sections are those of Google or NumPy: each is read for itself, and
 # footnotes, targets and substitutions are shared by all. What docutils has to say about a text is told with
 # its line. A text that it cannot read at all is shown as it was typed.
 
@@ -413,23 +413,23 @@ _LONGEST = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class DocstringPart:
     """A part of a docstring and the line of the docstring on which it starts, from 0."""
 
     text: str
     line: int
 
 
-def parse(pieces: Sequence[Piece], report: Report) -> list[list[nodes.Node]]:
-    """The nodes of each piece; their lines count from 1 in the docstring."""
+def parse(parts: Sequence[DocstringPart], report: Report) -> list[list[nodes.Node]]:
+    """The nodes of each part; their lines count from 1 in the docstring."""
     document = utils.new_document("", _settings())
     told = _Reported(report)
     document.reporter.attach_observer(told)
     read = []
     with known():
-        for piece in pieces:
+        for part in parts:
             before = len(document.children)
-            _read(piece, document, told)
+            _read(part, document, told)
             read.append((before, len(document.children)))
         groups = [nodes.container("", *document.children[start:end]) for start, end in read]
         document.children = []
@@ -449,11 +449,11 @@ def _unsay(group: nodes.Element) -> None:
             message.parent.replace(message, about)
 
 
-def _read(piece: Piece, document: nodes.document, told: _Reported) -> None:
+def _read(part: DocstringPart, document: nodes.document, told: _Reported) -> None:
     # Blank lines above give the nodes the lines that they have in the whole.
-    lines = [""] * piece.line + string2lines(piece.text, tab_width=8, convert_whitespace=True)
+    lines = [""] * part.line + string2lines(part.text, tab_width=8, convert_whitespace=True)
     if any(len(line) > _LONGEST for line in lines):
-        document.append(nodes.literal_block(piece.text, piece.text))
+        document.append(nodes.literal_block(part.text, part.text))
         return
     lines, told.line = spaced(lines)
     before = len(document.children)

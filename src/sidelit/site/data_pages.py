@@ -24,7 +24,7 @@ from sidelit.config.prose import Prose
 from sidelit.config.toml import read_toml
 from sidelit.errors import SidelitError
 from sidelit.site import content, links
-from sidelit.site.content import Piece, Text
+from sidelit.site.content import PageSection, SourcePage
 from sidelit.site.edition import Edition, Page
 from sidelit.site.links import fragment
 from sidelit.site.model import Link, TocEntry
@@ -53,12 +53,12 @@ class Use:
     id: str
 
 
-def uses(glossary: Glossary, texts: Collection[Text]) -> Mapping[str, tuple[Use, ...]]:
+def uses(glossary: Glossary, pages: Collection[SourcePage]) -> Mapping[str, tuple[Use, ...]]:
     """The uses of each term, by its name; nothing is read where no page shows them."""
     weighed: dict[str, list[tuple[int, Use]]] = {}
-    for text, found in ((text, text.graph.do(task)) for text, task in _reading(glossary, texts)):
+    for page, found in ((page, page.graph.do(task)) for page, task in _reading(glossary, pages)):
         for term, (weight, section) in found.items():
-            weighed.setdefault(term, []).append((weight, Use(text.item.output, section)))
+            weighed.setdefault(term, []).append((weight, Use(page.item.output, section)))
     # The sort keeps the order of the book among pages of one weight.
     return {
         term: tuple(use for _, use in sorted(found, key=lambda each: -each[0]))
@@ -66,50 +66,50 @@ def uses(glossary: Glossary, texts: Collection[Text]) -> Mapping[str, tuple[Use,
     }
 
 
-def ahead(glossary: Glossary, texts: Collection[Text]) -> Iterator[Task[Any]]:
-    """What `uses` does for each text."""
-    return (task for _, task in _reading(glossary, texts))
+def ahead(glossary: Glossary, pages: Collection[SourcePage]) -> Iterator[Task[Any]]:
+    """What `uses` does for each page."""
+    return (task for _, task in _reading(glossary, pages))
 
 
 def _reading(
-    glossary: Glossary, texts: Collection[Text]
-) -> Iterator[tuple[Text, Task[dict[str, tuple[int, str]]]]]:
+    glossary: Glossary, pages: Collection[SourcePage]
+) -> Iterator[tuple[SourcePage, Task[dict[str, tuple[int, str]]]]]:
     finder, words = Finder(glossary), store.digest(glossary)
-    for text in texts if any(_shows(text) for text in texts) else ():
-        if not (isinstance(text.item, Prose) and text.item.append):
-            yield text, text.task("uses", partial(_in_page, finder, text), words)
+    for page in pages if any(_shows(page) for page in pages) else ():
+        if not (isinstance(page.item, Prose) and page.item.append):
+            yield page, page.task("uses", partial(_in_page, finder, page), words)
 
 
-def _shows(text: Text) -> bool:
-    return text.item.kind == "glossary"
+def _shows(page: SourcePage) -> bool:
+    return page.item.kind == "glossary"
 
 
-def _in_page(finder: Finder, text: Text) -> dict[str, tuple[int, str]]:
+def _in_page(finder: Finder, page: SourcePage) -> dict[str, tuple[int, str]]:
     """Each term of a page, with its weight there and the section in which it weighs most."""
     total: Counter[str] = Counter()
     best: dict[str, tuple[int, str]] = {}
-    for piece in text.pieces:
+    for section in page.sections:
         here: Counter[str] = Counter()
-        for words, weight in _words(piece):
+        for words, weight in _words(section):
             for _, term in finder.find(words):
                 here[term.name] += weight
         total.update(here)
         for name, weight in here.items():
             if weight > best.get(name, (0, ""))[0]:
-                best[name] = (weight, _place(piece))
+                best[name] = (weight, _place(section))
     return {term: (weight, best[term][1]) for term, weight in total.items()}
 
 
-def _place(piece: Piece) -> str:
+def _place(section: PageSection) -> str:
     """Where a section of a source begins, or a stretch of prose under its heading; the title is no place."""
-    headings = (token for token in piece.tokens if token.type == "heading_open" and token.tag != "h1")
-    return piece.id or next((str(token.meta.get("slug", "")) for token in headings), "")
+    headings = (token for token in section.tokens if token.type == "heading_open" and token.tag != "h1")
+    return section.id or next((str(token.meta.get("slug", "")) for token in headings), "")
 
 
-def _words(piece: Piece) -> Iterator[tuple[str, int]]:
+def _words(section: PageSection) -> Iterator[tuple[str, int]]:
     """The sentences of a section, each with what a term in it counts."""
     headed = False
-    for token in piece.tokens:
+    for token in section.tokens:
         if token.type == "inline":
             yield markup.plain(token.children or ()), _HEADING if headed else 1
             headed = False
@@ -295,7 +295,7 @@ class Works(DataTable):
         used: dict[str, list[Link]] = {}
         with as_one(CITED.format(around.edition.lang)):
             for output, page in around.edition.pages.items():
-                for key in keys(page.text):
+                for key in keys(page.source):
                     used.setdefault(key, []).append(Link(page.label, around.to(output), lang=page.label_lang))
         return (replace(work, used=tuple(used.get(_key(work.id), ()))) for work in self.works)
 
@@ -327,15 +327,15 @@ def _key(id: str) -> str:
     return id.removeprefix("bib-")
 
 
-def keys(text: Text) -> tuple[str, ...]:
+def keys(page: SourcePage) -> tuple[str, ...]:
     """The keys of the works a page refers to, each once."""
-    return text.once("cited", partial(_cited, text))
+    return page.once("cited", partial(_cited, page))
 
 
-def _cited(text: Text) -> tuple[str, ...]:
+def _cited(page: SourcePage) -> tuple[str, ...]:
     hrefs = (
         str(child.attrGet("href"))
-        for token in text.tokens
+        for token in page.tokens
         for child in token.children or ()
         if child.attrGet("href")
     )
@@ -412,7 +412,7 @@ def _tag_of(word: str, spoken: Sequence[Language]) -> str:
 
 def index(
     config: Config,
-    written: Sequence[content.Text],
+    written: Sequence[content.SourcePage],
     leads: links.Leads,
     tables: Mapping[str, DataTable],
 ) -> links.Index:
@@ -420,13 +420,13 @@ def index(
     made = {name: tuple(table.ids()) for name, table in tables.items()}
     targets = {}
     works: dict[str, str] = {}
-    for text in written:
-        if text.item.kind == "bibliography":
-            works = {_key(id): text.item.output for id in made["bibliography"]}
-        ids = Ids((*text.ids, *made[text.item.kind])) if text.item.kind in made else text.ids
-        gone = links.departed(leads, text)
-        target = links.Target(text.item.source, text.item.name, text.item.output, ids, gone)
-        targets[text.item.source] = target
+    for page in written:
+        if page.item.kind == "bibliography":
+            works = {_key(id): page.item.output for id in made["bibliography"]}
+        ids = Ids((*page.ids, *made[page.item.kind])) if page.item.kind in made else page.ids
+        gone = links.departed(leads, page)
+        target = links.Target(page.item.source, page.item.name, page.item.output, ids, gone)
+        targets[page.item.source] = target
     return links.Index(
         targets=targets,
         works=works,
