@@ -28,7 +28,7 @@ from sidelit.errors import SidelitError
 from sidelit.figures.drawing import Drawing, Gallery
 from sidelit.figures.words import Said
 from sidelit.files.assets import BUNDLES
-from sidelit.site import links, metadata, pictures
+from sidelit.site import links, metadata, model, pictures
 from sidelit.site.backlinks import Backlinks, Proved
 from sidelit.site.content import SourcePage
 from sidelit.site.data_pages import DataTable, Use
@@ -73,7 +73,7 @@ def _filled(template: str, language: Language, theme: Theme, values: Mapping[str
     columned = {name: getattr(columns, name) for name in ("pairs", "rows", "height", "brief")}
     try:
         return theme.environment.get_template(template).render(
-            {**columned, **values, "ui": language.words, "own": language.own}
+            {**columned, "code_rows": model.code_rows, **values, "ui": language.words, "own": language.own}
         )
     except RAISED as error:
         raise theme.refused(error) from None

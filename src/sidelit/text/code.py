@@ -190,7 +190,7 @@ def highlighted(text: str) -> tuple[Line, ...]:
     # Pygments would drop blank lines at both ends, and with them the agreement of line numbers.
     lexer = _lexer()(stripnl=False, ensurenl=False)
     plain = normal.split("\n")
-    tokens: Iterable[tuple[object, str]] = lexer.get_tokens(normal)
+    tokens: Iterable[tuple[object, str]] = (token[1:] for token in lexer.get_tokens_unprocessed(normal))
     if any(len(line) > LONGEST for line in plain):
         tokens = _shortened(tokens, plain)
     # Few tokens are the first of their kind: the others are looked up.
@@ -284,24 +284,29 @@ def marked(html: str, marks: Sequence[Mark]) -> str:
     A mark is left out that no single colour holds, or whose characters stand elsewhere on the page.
     """
     made, column, waiting = [], 0, list(reversed(marks))
-    for piece in _PIECE.findall(html):
-        if piece.startswith("<"):
+    for found in _PIECE.finditer(html):
+        piece = found[0]
+        if not waiting:
+            made.append(html[found.start() :])
+            break
+        if piece[0] == "<":
             made.append(piece)
             continue
-        text = unescape(piece)
+        text = unescape(piece) if "&" in piece else piece
         done, end = column, column + len(text)
+        if waiting[-1].start >= end:
+            made.append(piece)
+            column = end
+            continue
         while waiting and waiting[-1].start < end:
             mark = waiting.pop()
             start = mark.start - column
             if mark.start >= done and text.startswith(mark.text, start):
-                made += (
-                    printable(text[done - column : start]),
-                    mark.opening,
-                    printable(mark.text),
-                    mark.closing,
-                )
+                before = printable(text[done - column : start]) if start > done - column else ""
+                made += (before, mark.opening, printable(mark.text), mark.closing)
                 done = mark.start + len(mark.text)
-        made.append(printable(text[done - column :]))
+        if done < end:
+            made.append(printable(text[done - column :]))
         column = end
     return "".join(made)
 

@@ -457,11 +457,18 @@ def _read(part: DocstringPart, document: nodes.document, told: _Reported) -> Non
         return
     lines, told.line = spaced(lines)
     before = len(document.children)
-    machine = states.RSTStateMachine(state_classes=states.state_classes, initial_state="Body")
+    machine = _machine()
+    machine.observers = []  # It has forgotten them, unless a text before was too deep for it.
     machine.run(lines, document, inliner=_inliner())
     for node in document.children[before:]:
         for each in node.findall():
             each.line = each.line and told.line(each.line)
+
+
+@cache
+def _machine() -> states.RSTStateMachine:
+    """What cuts a text into blocks. It would make all its states anew for every text."""
+    return states.RSTStateMachine(state_classes=states.state_classes, initial_state="Body")
 
 
 @cache
