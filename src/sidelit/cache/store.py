@@ -14,8 +14,11 @@ import os
 import platform
 import re
 import secrets
+import sqlite3
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -120,12 +123,25 @@ def _fields(kind: type) -> tuple[str, ...] | None:
 # sources. So each entry is signed with a key that lies in the home of the user, and the signature covers the
 # name of the entry, too. An entry that is damaged, moved or foreign counts as none. Where no key can be kept,
 # nothing is: then a build takes longer and makes the same.
+#
+# The entries lie in one SQLite database, in which several processes may write at a time: to make a file for
+# each took five times as long. Its name follows from the key, so nobody else's is ever opened.
 
 
-# The bytes of a signature, and of the number that says how much is said about an entry.
-_SIZE, _LENGTH = 32, 8
-# Hardly ever is more said about an entry than this many bytes.
-_SHORT = 8192
+_SIZE = 32
+# Changes with the columns of the table.
+_LAYOUT = "1"
+# The seconds after which a use is noted again. The note of each would be a transaction.
+_LATELY = 600
+_OPENING = (
+    "pragma page_size = 16384",
+    "pragma auto_vacuum = incremental",
+    "pragma journal_mode = wal",
+    # Whoever loses power loses time.
+    "pragma synchronous = off",
+    "create table if not exists kept"
+    " (name text primary key, used integer, size integer, signed blob, about blob, content blob)",
+)
 
 
 class Store:
@@ -138,82 +154,125 @@ class Store:
     def __init__(self, folder: Path | None, key: bytes | None = None) -> None:
         self._folder = folder
         self._key = key or (_key(home()) if folder is not None else None)
+        # By process and thread: one that was forked must not use, or close, what it came with.
+        self._opened: dict[tuple[int, int], sqlite3.Connection | None] = {}
 
     @property
     def keeps(self) -> bool:
         """Whether anything is kept at all."""
         return self._key is not None
 
+    @property
+    def path(self) -> Path | None:
+        """The database, whether it is there or not."""
+        if self._folder is None or self._key is None:
+            return None
+        return self._folder / f"{self._signature(_LAYOUT, b'').hex()[:16]}.sqlite"
+
     def get(self, name: str) -> bytes | None:
         """What is kept under a name; `None` if nothing is, or nothing that may be trusted."""
-        found = self._read(name)
-        return found and found[1]
+        return self._read(name, "content", _SIZE)
 
     def about(self, name: str) -> bytes | None:
         """What was said about it when it was put there; what is kept itself is not read."""
-        found = self._read(name, _SHORT)
-        return found and found[0]
+        return self._read(name, "about", 0)
 
-    def _read(self, name: str, most: int = -1) -> tuple[bytes, bytes] | None:
-        """What is said about an entry, and the entry; both are signed, so a part may be read alone."""
-        if self._key is None:
+    def _read(self, name: str, column: str, place: int) -> bytes | None:
+        found = self._asked(f"select used, signed, {column} from kept where name = ?", name)
+        if not found:
             return None
-        path = self._path(name)
-        try:
-            with path.open("rb", buffering=0) as file:
-                data = file.read(most)
-                start = 2 * _SIZE + _LENGTH
-                end = start + int.from_bytes(data[2 * _SIZE : start], "little")
-                if most >= 0 and len(data) < end:
-                    data += file.read(end - len(data))
-        except OSError:
+        used, signed, data = found[0]
+        # In a damaged database anything may stand anywhere.
+        if not (isinstance(used, int) and isinstance(signed, bytes) and isinstance(data, bytes)):
             return None
-        about, content = data[start:end], data[end:]
-        signed = [(data[:_SIZE], self._signature(f"about {name}", about))]
-        if most < 0:
-            signed.append((data[_SIZE : 2 * _SIZE], self._signature(name, content)))
-        if not all(hmac.compare_digest(*each) for each in signed):
+        if not hmac.compare_digest(signed[place : place + _SIZE], self._signature(f"{column} {name}", data)):
             return None
-        with contextlib.suppress(OSError):
-            os.utime(path)  # What was used last is removed last.
-        return about, content
+        if used < time.time() - _LATELY:
+            # What was used last is removed last.
+            self._asked("update kept set used = ? where name = ?", int(time.time()), name)
+        return data
 
     def put(self, name: str, content: bytes, about: bytes = b"") -> None:
         """Keep something. A folder that cannot be written to costs time, never the build."""
-        if self._key is None:
-            return
-        path = self._path(name)
-        signatures = self._signature(f"about {name}", about) + self._signature(name, content)
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _write(path, signatures + len(about).to_bytes(_LENGTH, "little") + about + content)
+        if self._key is not None:
+            signed = self._signature(f"about {name}", about) + self._signature(f"content {name}", content)
+            row = (name, int(time.time()), len(about) + len(content), signed, about, content)
+            self._asked("insert or replace into kept values (?, ?, ?, ?, ?, ?)", *row)
 
     def trim(self, most: int) -> None:
-        """Remove what was not used for longest until the files have at most so many bytes."""
-        if self._folder is None:
-            return
-        found = []
-        with contextlib.suppress(OSError):
-            for folder in os.scandir(self._folder):
-                for each in os.scandir(folder) if folder.is_dir(follow_symlinks=False) else ():
-                    state = each.stat(follow_symlinks=False)
-                    found.append((state.st_mtime_ns, each.path, state.st_size))
-        size = sum(each[2] for each in found)
-        for _, path, bytes_ in sorted(found):
-            if size <= most:
-                return
-            size -= bytes_
-            with contextlib.suppress(OSError):
-                Path(path).unlink()
+        """Remove what was not used for longest until all entries have at most so many bytes."""
+        ordered = "select name, sum(size) over (order by used desc, rowid desc) as so_far from kept"
+        self._asked(f"delete from kept where name in (select name from ({ordered}) where so_far > ?)", most)
+        self._asked("pragma incremental_vacuum")
 
-    def _path(self, name: str) -> Path:
-        assert self._folder is not None
-        return self._folder / name[:2] / name[2:]
+    def close(self) -> None:
+        """Let go of the database; whoever asks for an entry opens it again."""
+        if database := self._opened.pop(_here(), None):
+            database.close()
+
+    def _asked(self, sentence: str, *values: object) -> list[Any]:
+        """What the database says; nothing where there is none, or where it cannot say anything."""
+        if (database := self._database()) is None:
+            return []
+        try:
+            if not values:
+                # Stepped through to its end, which `execute` does for a query alone.
+                database.executescript(sentence)
+                return []
+            return database.execute(sentence, values).fetchall()
+        except _FAILURES as error:
+            if _is_damage(error):
+                self._remove(database)
+            return []
+
+    def _database(self) -> sqlite3.Connection | None:
+        if (here := _here()) not in self._opened:
+            self._opened[here] = self._open(again=True)
+        return self._opened[here]
+
+    def _open(self, *, again: bool) -> sqlite3.Connection | None:
+        if (path := self.path) is None:
+            return None
+        database = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            database = sqlite3.connect(path, isolation_level=None)
+            for sentence in _OPENING:
+                database.execute(sentence)
+        except _FAILURES as error:
+            if not _is_damage(error):
+                return None
+            self._remove(database)
+            return self._open(again=False) if again else None
+        return database
+
+    def _remove(self, database: sqlite3.Connection | None) -> None:
+        """Remove a database that is damaged; this process does without."""
+        if database:
+            database.close()
+        self._opened[_here()] = None
+        for ending in ("", "-wal", "-shm"):
+            with contextlib.suppress(OSError):
+                Path(f"{self.path}{ending}").unlink()
 
     def _signature(self, name: str, content: bytes) -> bytes:
         signature = blake2b(f"{name}\n".encode(), key=self._key or b"", digest_size=_SIZE)
         signature.update(content)
         return signature.digest()
+
+
+# A damaged database may say anything, also in letters that are none.
+_FAILURES = (sqlite3.Error, ValueError, OSError)
+# What SQLite says where the database is sound, and the disk or another process is in the way.
+_IN_THE_WAY = ("locked", "full", "readonly", "unable to open", "too big")
+
+
+def _is_damage(error: Exception) -> bool:
+    return not isinstance(error, OSError) and not any(words in str(error) for words in _IN_THE_WAY)
+
+
+def _here() -> tuple[int, int]:
+    return os.getpid(), threading.get_ident()
 
 
 def home() -> Path | None:

@@ -446,4 +446,6 @@ def _kept(base: Path, out: Path) -> Iterator[Store]:
         yield kept
         return
     with tempfile.TemporaryDirectory(dir=out) as name:
-        yield Store(Path(name), secrets.token_bytes(32))
+        kept = Store(Path(name), secrets.token_bytes(32))
+        yield kept
+        kept.close()

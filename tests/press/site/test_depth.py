@@ -71,8 +71,8 @@ def test_only_pages_with_depth_have_a_switch_for_it(marked: Path) -> None:
         html = (marked / "build/site" / name).read_text(encoding="utf-8")
         assert ("data-depth-show" in html) == asked
         assert ("data-depth-show=" in html) == asked
-        # The script brings the control, so that none is dead without it.
-        assert "<button" not in html
+        # The script brings the control, so that none is dead without it. Browsers open the contents.
+        assert re.findall(r"<button(?![^>]* popovertarget=)", html) == []
     assert (marked / "build/site/assets/depth.js").is_file()
 
 
@@ -99,7 +99,8 @@ def test_its_words_are_translated_like_any_others(marked: Path) -> None:
     say(marked / "site/locale/ja/sample/ring.po", "0個の場所（$N = 0$）と`None`。")
     sidelit("build", cwd=marked)
     japanese, chinese = folds(marked, "ja/ring.html")[0], folds(marked, "zh/ring.html")[0]
-    japanese, chinese = (html.partition("</summary>")[0] for html in (japanese, chinese))
+    # A line may end between phrases.
+    japanese, chinese = (html.partition("</summary>")[0].replace("<wbr>", "") for html in (japanese, chinese))
     assert '<span class="said">0個の場所' in japanese
     assert "詳細" in japanese
     assert "badge" not in japanese

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,6 @@ from press.figures import studio as figures
 from press.interactive import studio as interactive
 from press.project import edit, git, sidelit, translate
 from sidelit.cache import graph as graphs
-from sidelit.cache import store
 from sidelit.cache.store import Store
 from sidelit.config import config
 from sidelit.config.origin import Origin
@@ -262,19 +263,26 @@ def test_what_is_damaged_or_foreign_is_made_anew(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = build(project)
-    entries = sorted(path for path in (project / ".cache/sidelit/work").rglob("*") if path.is_file())
-    pages = sum(name.endswith((".html", ".cards.js")) for name in first)
-    assert len(entries) > pages
-    made = pages_made(monkeypatch)
-    before = [path.read_bytes() for path in entries]
-    damages: tuple[Callable[[int], bytes], ...] = (
-        lambda number: before[number][:-1] + b"?",
-        lambda number: b"",
-        lambda number: before[number - 1],
-        lambda number: before[number][:32],
-    )
-    for number, path in enumerate(entries):
-        path.write_bytes(damages[number % len(damages)](number))
+    (kept,) = (project / ".cache/sidelit/work").glob("*.sqlite")
+    whole = {"name", "used", "size", "signed", "about", "content"}
+    with closing(sqlite3.connect(kept, isolation_level=None)) as database:
+        assert {row[1] for row in database.execute("pragma table_info(kept)")} == whole
+        entries = database.execute("select name, about, content from kept order by name").fetchall()
+        pages = sum(name.endswith((".html", ".cards.js")) for name in first)
+        assert len(entries) > pages
+        made = pages_made(monkeypatch)
+        damages: tuple[Callable[[int], tuple[object, object]], ...] = (
+            lambda number: (entries[number][1], entries[number][2][:-1] + b"?"),
+            lambda number: (entries[number][1][:-1] + b"?", entries[number][2]),
+            lambda number: (b"", b""),
+            lambda number: entries[number - 1][1:],
+            lambda number: (entries[number][1], entries[number][2][:32]),
+            lambda number: (7, None),
+        )
+        for number, (name, *_) in enumerate(entries):
+            about, content = damages[number % len(damages)](number)
+            database.execute("update kept set about = ?, content = ? where name = ?", (about, content, name))
+    shutil.rmtree(project / "build")
     assert build(project) == first
     assert len(made) == pages
     # The same folder on the disk of somebody else, or sent by somebody.
@@ -282,6 +290,11 @@ def test_what_is_damaged_or_foreign_is_made_anew(
     made.clear()
     assert build(project) == first
     assert len(made) == pages
+    # Another file in its place, and half of it.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    for damage in (bytes(20_000), kept.read_bytes()[: kept.stat().st_size // 2 + 7]):
+        kept.write_bytes(damage)
+        assert build(project) == first
 
 
 @pytest.mark.full
@@ -311,10 +324,11 @@ def test_what_was_not_used_for_longest_is_removed_first(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     kept_here = Store(tmp_path / "store")
+    assert kept_here.path
     for number, name in enumerate(("aa1", "bb2", "cc3")):
         kept_here.put(name, bytes(1000))
-        (path,) = (tmp_path / "store" / name[:2]).iterdir()
-        store.os.utime(path, (number, number))
+        with closing(sqlite3.connect(kept_here.path, isolation_level=None)) as database:
+            database.execute("update kept set used = ? where name = ?", (number, name))
     kept_here.get("aa1")
     kept_here.trim(2200)
     assert [kept_here.get(name) is not None for name in ("aa1", "bb2", "cc3")] == [True, False, True]

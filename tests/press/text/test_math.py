@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -74,8 +76,8 @@ def test_mathml_is_what_html_allows(typesetter: Typesetter, tex: str, display: b
     mathml = re.search(r"<math.*?</math>", typesetter.render(tex, display=display), re.DOTALL)
     assert mathml is not None
     stack: list[str] = []
-    for closing, name in re.findall(r"<(/?)(\w+)[^>]*?(?<!/)>", mathml[0]):
-        if closing:
+    for ending, name in re.findall(r"<(/?)(\w+)[^>]*?(?<!/)>", mathml[0]):
+        if ending:
             assert stack.pop() == name
         else:
             assert not stack or stack[-1] not in ("mi", "mo", "mn", "mtext")
@@ -158,8 +160,11 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     return Store(tmp_path / "work")
 
 
-def entries(folder: Path) -> list[Path]:
-    return [path for path in (folder / "work").rglob("*") if path.is_file()]
+def entries(kept: Store) -> list[str]:
+    """The names of what is kept."""
+    assert kept.path
+    with closing(sqlite3.connect(kept.path)) as database:
+        return [name for (name,) in database.execute("select name from kept")]
 
 
 def asleep(request: str) -> dict[str, object]:
@@ -170,7 +175,7 @@ def test_what_was_set_once_is_read_from_disk(
     kept: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = [Typesetter(store=kept).render(tex) for tex in FORMULAS]
-    assert len(entries(tmp_path)) == len(FORMULAS)
+    assert len(entries(kept)) == len(FORMULAS)
     monkeypatch.setattr(math, "_ask", asleep)
     assert [Typesetter(store=kept).render(tex) for tex in FORMULAS] == first
     for changed in (
@@ -185,8 +190,10 @@ def test_what_was_set_once_is_read_from_disk(
 
 def test_a_formula_that_somebody_else_has_put_there_is_not_shown(kept: Store, tmp_path: Path) -> None:
     html = Typesetter(store=kept).render("x")
-    (entry,) = entries(tmp_path)
-    entry.write_bytes(entry.read_bytes()[:-7] + b"<script")
+    assert kept.path
+    with closing(sqlite3.connect(kept.path, isolation_level=None)) as database:
+        ((content,),) = database.execute("select content from kept").fetchall()
+        database.execute("update kept set content = ?", (content[:-7] + b"<script",))
     assert Typesetter(store=kept).render("x") == html
 
 
@@ -196,14 +203,14 @@ def test_another_katex_has_other_entries(
     Typesetter(store=kept).render("x")
     monkeypatch.setattr(math, "_script_digest", lambda: "another")
     Typesetter(store=kept).render("x")
-    assert len(entries(tmp_path)) == 2
+    assert len(entries(kept)) == 2
 
 
 def test_a_refused_formula_is_refused_again(kept: Store, tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(SidelitError):
             Typesetter(store=kept).render(r"\oops")
-    assert entries(tmp_path) == []
+    assert entries(kept) == []
 
 
 def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path: Path) -> None:
