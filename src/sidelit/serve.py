@@ -2,28 +2,35 @@
 
 > Save a file, and the page in the browser is the new one, at the same place.
 
-The server keeps a finished site in memory and exchanges it whole, so that nobody ever sees half a build. A
-build that fails changes nothing but the message: the old pages stay, and the browser and the terminal say
-what is wrong and where. The little script that waits for the next build is added here and is on no page
-that is published.
+A finished site takes the place of the one before in one move, so nobody ever sees half a build. A build that
+fails changes nothing but the message: the old pages stay, and the browser and the terminal say what is wrong
+and where. The little script that waits for the next build is added here and is on no page that is published.
+
+Browsers are answered by a process of their own, where there can be one: a process with threads may not be
+forked, so one that answered and built would have to build alone.
 """
 
 from __future__ import annotations
 
 import json
 import mimetypes
+import multiprocessing
 import posixpath
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.connection import Connection
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
+from sidelit import workers
 from sidelit.errors import SidelitError, refused
 
 SCRIPT = "/-/reload.js"
@@ -39,6 +46,31 @@ _STRANGER = b"This server answers to the names of this machine only: open http:/
 
 
 @dataclass(frozen=True, slots=True)
+class Files(Mapping[str, bytes]):
+    """The files of a site, read when they are asked for."""
+
+    folder: Path
+    names: frozenset[str]
+
+    def __getitem__(self, name: str) -> bytes:
+        if name not in self.names:
+            raise KeyError(name)
+        try:
+            return (self.folder / name).read_bytes()
+        except OSError:
+            raise KeyError(name) from None  # The next site has just taken its place, and has no such file.
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """What is served at one moment; `site` counts the sites so far, `turn` the builds, failed ones too."""
 
@@ -48,8 +80,24 @@ class State:
     error: str = ""
 
 
+Build = Callable[[], tuple[Mapping[str, bytes], str]]
+"""Makes a site; beside its files it returns what is wrong with them, which each page shows."""
+
+
+def rebuilt(old: State, build: Build) -> State:
+    """What is served after a build."""
+    try:
+        files, error = build()
+        return State(files, old.site + 1, old.turn + 1, error)
+    except SidelitError as failed:
+        return State(old.files, old.site, old.turn + 1, str(failed))
+    except OSError as failed:
+        # A file may be gone for a moment while it is being saved.
+        return State(old.files, old.site, old.turn + 1, str(refused(failed)))
+
+
 class Handover:
-    """The state that the builder puts down and the request threads pick up; `_changed` guards `_state`."""
+    """The state that comes from the builder and is picked up by the threads that answer."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -61,21 +109,11 @@ class Handover:
         with self._changed:
             return self._state
 
-    def rebuild(self, build: Callable[[], tuple[Mapping[str, bytes], str]]) -> State:
-        """Build outside the lock, so that readers are served meanwhile; put the outcome down in one move."""
-        old = self.state
-        try:
-            files, error = build()
-            state = State(files, old.site + 1, old.turn + 1, error)
-        except SidelitError as failed:
-            state = State(old.files, old.site, old.turn + 1, str(failed))
-        except OSError as failed:
-            # A file may be gone for a moment while it is being saved.
-            state = State(old.files, old.site, old.turn + 1, str(refused(failed)))
+    def put(self, state: State) -> None:
+        """Put a state down in one move."""
         with self._changed:
             self._state = state
             self._changed.notify_all()
-        return state
 
     def close(self) -> None:
         """Let go of everybody who waits."""
@@ -123,19 +161,17 @@ class Watch:
 
 
 def serve(
-    build: Callable[[], tuple[Mapping[str, bytes], str]],
+    build: Build,
     roots: Callable[[], Iterable[Path]],
     port: int,
     say: Callable[[str], None],
 ) -> None:
     """Serve what `build` makes on 127.0.0.1 until Ctrl-C, and build again when something in `roots` changes.
 
-    Beside the files `build` returns what is wrong with them, which each page shows.
-
     Raises `SidelitError` when the port is taken.
     """
-    handover = Handover()
     watch = Watch(roots)
+    handover = Handover()
     try:
         server = _Server(("127.0.0.1", port), _handler(handover))
     except (OSError, OverflowError) as error:
@@ -143,21 +179,31 @@ def serve(
         raise SidelitError(
             f"cannot serve on port {port}: {reason}", hint="choose another with --port"
         ) from None
-    say(handover.rebuild(build).error)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
-    thread.start()
-    try:
+    told, news = multiprocessing.Pipe(duplex=False)
+    with workers.beside(partial(_answer, server, handover, told)):
+        state = rebuilt(State({}), build)
+        news.send(state)
+        say(state.error)
         # Said inside, since who reads it may press Ctrl-C at once.
         say(f"Serving http://127.0.0.1:{server.server_address[1]}/ (Ctrl-C ends it)")
         while True:
             threading.Event().wait(PAUSE)
             if watch.changed():
-                state = handover.rebuild(build)
+                state = rebuilt(state, build)
+                news.send(state)
                 say(state.error or "Built again.")
-    finally:
-        handover.close()
-        server.shutdown()
-        server.server_close()
+
+
+def _answer(server: _Server, handover: Handover, told: Connection) -> None:
+    """Answer browsers, and hear of each build, until nobody tells of one any more."""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+    with suppress(EOFError, ConnectionError):
+        while True:
+            handover.put(told.recv())
+            # Who asks before the first build waits for it.
+            if not thread.is_alive():
+                thread.start()
+    handover.close()
 
 
 # A page says which build it has seen. Python refuses to read a number of thousands of digits.
@@ -230,9 +276,9 @@ def answer(state: State, path: str) -> tuple[int, str, bytes]:
     folder = path.endswith("/") or not path
     name = posixpath.normpath(unquote(path)).strip("/")
     index = posixpath.join(name, "index.html").removeprefix("./")
-    if (found := index if folder else name) in state.files:
+    found = index if folder else name
+    if (content := state.files.get(found)) is not None:
         kind = mimetypes.guess_type(found)[0] or "application/octet-stream"
-        content = state.files[found]
         if kind == "text/html":
             content = _with_script(content, state)
         return 200, f"{kind}; charset=utf-8" if kind.startswith("text/") else kind, content

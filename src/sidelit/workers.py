@@ -73,6 +73,36 @@ def number(items: Sequence[object], jobs: int | None = None) -> int:
 
 
 @contextmanager
+def beside(function: Callable[[], object]) -> Iterator[None]:
+    """Let a function run beside a block, in a process of its own where there can be one, else in a thread."""
+    if not _may_fork():
+        threading.Thread(target=function, daemon=True).start()
+        yield
+        return
+    process = multiprocessing.get_context("fork").Process(
+        target=_alone, args=(function, os.getpid()), daemon=True
+    )
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+def _alone(function: Callable[[], object], first: int) -> None:
+    _begin(first)
+    function()
+
+
+def _begin(first: int) -> None:
+    """What a forked process does at its start; `first` is the process that was forked."""
+    # Ctrl-C reaches all processes of a terminal; the first one ends the others.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _end_with(first)
+
+
+@contextmanager
 def looking_seldom() -> Iterator[None]:
     """Look for garbage as seldom as a process that shares the work."""
     before = gc.get_threshold()
@@ -170,12 +200,10 @@ def _work(
 
     :param first: the process that was forked.
     """
-    # Ctrl-C reaches all processes of a terminal; the first one ends the others.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _begin(first)
     # Trees and tokens are many, and hardly any are garbage that counting does not find.
     gc.freeze()
     gc.set_threshold(*_SELDOM)
-    _end_with(first)
     for other in others:
         other.close()
     # Where the first one was killed, nobody listens any more.

@@ -67,7 +67,7 @@ class Graph:
     """
 
     def __init__(self, store: Store | None = None) -> None:
-        self._store = store or Store(None)
+        self.store = store or Store(None)
         self._known: dict[str, dict[Key, bytes]] = {}
         self._used: dict[str, dict[Key, bytes]] = {}
         self._inputs: dict[str, Callable[[str], str]] = {}
@@ -78,7 +78,7 @@ class Graph:
     @property
     def keeps(self) -> bool:
         """Whether anything is kept for the next build."""
-        return self._store.keeps
+        return self.store.keeps
 
     def knows(self, kind: str, key: Key) -> bool:
         """Whether `of` would make nothing; it counts as a question, so that the next build knows, too."""
@@ -148,9 +148,9 @@ class Graph:
         if not key or not self.keeps:
             return make()
         name = store.digest(_name(kind), key)
-        if (kept := self._store.get(name)) is None:
+        if (kept := self.store.get(name)) is None:
             value = make()
-            self._store.put(name, _written(value))
+            self.store.put(name, _written(value))
         else:
             value = pickle.loads(kept)
         return value
@@ -164,14 +164,14 @@ class Graph:
 
     def recalled(self, kind: str, key: Key) -> Traced | None:
         """The result of a task that was remembered, if all that it has read is what it was."""
-        if not key or not self.keeps or (kept := self._store.about(store.digest(_name(kind), key))) is None:
+        if not key or not self.keeps or (kept := self.store.about(store.digest(_name(kind), key))) is None:
             return None
         found: Traced = pickle.loads(kept)
         return found if all(self._digest(name) == was for name, was in found.read.items()) else None
 
     def content(self, kind: str, key: Key) -> bytes | None:
         """The content of a result; nothing where the store has lost it."""
-        return self._store.get(store.digest(_name(kind), key))
+        return self.store.get(store.digest(_name(kind), key))
 
     def remember(
         self, kind: str, key: Key, value: object, read: set[str], content: bytes = b""
@@ -183,7 +183,7 @@ class Graph:
         if not all(digests.values()):
             return None
         made = Traced(value, digests, store.digest(content))
-        self._store.put(store.digest(_name(kind), key), content, _written(made))
+        self.store.put(store.digest(_name(kind), key), content, _written(made))
         return made
 
     def left(self, kind: str, key: Key) -> Any:
@@ -216,15 +216,15 @@ class Graph:
         """Write all that was asked for, where it is not what was read."""
         for kind, used in self._used.items():
             if used != self._known[kind]:
-                self._store.put(_name(kind), _written(used))
+                self.store.put(_name(kind), _written(used))
 
     def trim(self, most: int) -> None:
         """Remove the results that were not used for longest until all have at most so many bytes."""
-        self._store.trim(most)
+        self.store.trim(most)
 
     def _of_kind(self, kind: str) -> dict[Key, bytes]:
         if kind not in self._known:
-            kept = self._store.get(_name(kind))
+            kept = self.store.get(_name(kind))
             self._known[kind] = {} if kept is None else pickle.loads(kept)
         return self._known[kind]
 

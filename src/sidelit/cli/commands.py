@@ -10,7 +10,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,22 +91,24 @@ def make_labs(given: argparse.Namespace) -> int:
 def serve_site(given: argparse.Namespace) -> int:
     """`sidelit serve`."""
     path = given_path(given)
-    old: Mapping[str, bytes] = {}
-    # What no build could read is told where the server was started. It has no page that could be open.
+    # What each source held when a build could read it. What none could read is told where the server runs.
+    last: dict[str, bytes] = {}
     unread: set[str] | None = None
 
-    def build() -> tuple[Mapping[str, bytes], str]:
-        nonlocal old, unread
+    def build() -> tuple[serve.Files, str]:
+        nonlocal unread
         # The configuration is read anew each time: it may be what was saved.
+        made = config.load(path)
         with atomic.written(folder) as out:
-            done = site.write(config.load(path), out)
-        files = {name: (folder / name).read_bytes() for name in done.files}
-        _gaps(done)
+            done = site.write(made, out, last=last)
         broken = {str(error.path): str(error) for error in done.skipped}
         unread = set(broken) if unread is None else unread & broken.keys()
-        # The page of a file that is half typed stays as it was, and the message stands below it.
-        old = {**old, **files} if broken else files
-        return old, "\n".join(said for name, said in broken.items() if name not in unread)
+        typed = [said for name, said in broken.items() if name not in unread]
+        _gaps(replace(done, skipped=tuple(each for each in done.skipped if str(each) not in typed)))
+        if made.keep_going:
+            sources = [each.source for each in made.chapters if each.source not in broken]
+            last.update({source: (made.project / source).read_bytes() for source in sources})
+        return serve.Files(folder, frozenset(done.files)), "\n".join(typed)
 
     with tempfile.TemporaryDirectory() as name, atomic.tidied(lambda: shutil.rmtree(name, True)):
         # What a build leaves as it was is not written again by the next one.

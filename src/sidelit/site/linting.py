@@ -32,10 +32,12 @@ def findings(config: Config) -> tuple[Finding, ...]:
     Raises `SidelitError` if a page of prose or a catalogue cannot be read.
     """
     severity: Literal["error", "warning"] = "warning" if config.keep_going else "error"
-    config, unread = site.readable(config)
+    # What a build has read is not read again; what is missing is read by several processes.
+    graph = site.graph_of(config)
+    config, unread = site.readable(config, graph)
     notes = Collector()
-    written = site.texts(config, notes)
-    books = site.catalogs(config, written)
+    written = site.texts(config, notes, graph)
+    books = site.catalogs(config, written, graph)
     words = config.folder / "glossary.toml"
     terms = glossary.read(words, config.shown(words), config.languages)
     found: list[Finding] = []

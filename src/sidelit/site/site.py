@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from sidelit import citing, workers
@@ -56,10 +57,15 @@ from sidelit.site.directives import registry
 from sidelit.site.directives.kind import ProjectIndex
 from sidelit.site.search import index as search
 from sidelit.site.search import synonyms
-from sidelit.source import source
+from sidelit.source.decoding import standing_in
 from sidelit.text.math import Typesetter
 
 CACHE = ".cache/sidelit/work"
+
+
+def graph_of(config: Config) -> Graph:
+    """What earlier builds of a project have done."""
+    return Graph(Store(config.project / CACHE))
 
 
 def texts(
@@ -155,19 +161,23 @@ def catalogs(
 
 @workers.looking_seldom()
 def write_whole(
-    config: Config, out: Output, notes: Collector | None = None, jobs: int | None = None
+    config: Config,
+    out: Output,
+    notes: Collector | None = None,
+    jobs: int | None = None,
+    graph: Graph | None = None,
 ) -> tuple[str, ...]:
     """Make the whole site in an empty folder; returns its files in a fixed order.
 
     With `notes` a formula or a link that is wrong is printed as it was typed, and noted there. `jobs` is the
-    number of processes that make pages, by default one for each core.
+    number of processes that make pages, by default one for each core. `graph` has the work of earlier builds,
+    by default that of this project.
 
     Raises `SidelitError` (one, or `Failures`) when anything else in it is wrong. Then the folder holds no
     site, and whoever made it removes it.
     """
     themes.forget()
-    store = Store(config.project / CACHE)
-    graph = Graph(store)
+    graph = graph or graph_of(config)
     written = texts(config, notes, graph, jobs)
     drawn = figure.read_all(config)
     books = catalogs(config, written, graph, drawn)
@@ -192,7 +202,7 @@ def write_whole(
         names=names,
         backlinks=Backlinks(uses_of, backlinks.tested_by(config, names, tests, uses_of)),
         notations=Notations(written),
-        math=Typesetter(store=store, macros=config.macros),
+        math=Typesetter(store=graph.store, macros=config.macros),
         origin=project.origin,
         cited=project,
         glossary=terms,
@@ -313,16 +323,36 @@ def nobody(done: BuildResult) -> None:
     """Hear of no gap."""
 
 
-def write(config: Config, out: Output, *, keep_going: bool = False, jobs: int | None = None) -> BuildResult:
+def write(
+    config: Config,
+    out: Output,
+    *,
+    keep_going: bool = False,
+    jobs: int | None = None,
+    last: Mapping[str, bytes] = MappingProxyType({}),
+) -> BuildResult:
     """Make a site in an empty folder, with gaps if its configuration or `keep_going` allows them.
+
+    `last` has what sources held when they could be read: the page of one that cannot be read is made from
+    that, and is no gap, but is told as one.
 
     Raises `SidelitError` as `write_whole` does.
     """
     if not (keep_going or config.keep_going):
         return BuildResult(write_whole(config, out, jobs=jobs))
-    made, skipped = readable(config)
-    notes = Collector()
-    return BuildResult(write_whole(made, out, notes, jobs), _once(notes), skipped)
+    graph = graph_of(config)
+    broken = readable(config, graph, jobs)[1]
+    known = {str(error.path): last[str(error.path)] for error in broken if str(error.path) in last}
+    with standing_in({config.project / source: content for source, content in known.items()}):
+        made, skipped = readable(config, graph, jobs)
+        notes = Collector()
+        names = write_whole(made, out, notes, jobs, graph)
+    told = [error for error in broken if str(error.path) in known and error.path not in _paths(skipped)]
+    return BuildResult(names, _once(notes), (*told, *skipped))
+
+
+def _paths(errors: Iterable[SidelitError]) -> set[str | Path | None]:
+    return {error.path for error in errors}
 
 
 def files(config: Config) -> tuple[dict[str, bytes], BuildResult]:
@@ -351,12 +381,16 @@ def sound(config: Config) -> Config:
     return readable(config)[0] if config.keep_going else config
 
 
-def readable(config: Config) -> tuple[Config, tuple[SidelitError, ...]]:
+def readable(
+    config: Config, graph: Graph | None = None, jobs: int | None = None
+) -> tuple[Config, tuple[SidelitError, ...]]:
     """The site without the sources that are no Python, and why each of them is none."""
     why: dict[str, SidelitError] = {}
+    graph = graph or Graph()
+    graph.ahead(_reading(config, graph), jobs)
     for chapter in config.chapters:
         try:
-            source.read(config.project / chapter.source, shown=chapter.source)
+            anchoring.read(config, chapter.source, graph)
         except SidelitError as error:
             why[chapter.source] = error
     if not why:

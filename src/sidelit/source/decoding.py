@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import codecs
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from sidelit.errors import SidelitError
@@ -42,10 +44,24 @@ def read_source(path: Path, shown: str) -> tuple[str, str]:
     :raises SidelitError: the file cannot be read, decoded or written back as it was.
     """
     try:
-        data = assets.data(path)
+        data = _instead.get(path) or assets.data(path)
     except OSError as error:
         raise SidelitError(f"the file cannot be read ({error.strerror})", path=shown) from None
     return decode(data, shown)
+
+
+# What is read in the place of files; only `standing_in` changes it.
+_instead: dict[Path, bytes] = {}
+
+
+@contextmanager
+def standing_in(contents: Mapping[Path, bytes]) -> Iterator[None]:
+    """Read these contents in the place of the files, which somebody is typing into."""
+    _instead.update(contents)
+    try:
+        yield
+    finally:
+        _instead.clear()
 
 
 def decode(data: bytes, path: str) -> tuple[str, str]:
