@@ -154,19 +154,28 @@ def refused(error: SidelitError, rule: str) -> Finding:
     return Finding(error.path or "", error.line or 1, rule, sentence)
 
 
-def lint_source(text: str, path: str) -> tuple[Finding, ...]:
+def lint_source(document: source.Document) -> tuple[Finding, ...]:
     r"""Lint the docstrings of one Python source: TeX wants `r\"\"\"`.
 
     In an ordinary docstring Python reads `\t` of `\text` as a tab and `\b` of `\beta` as a backspace, in
     silence.
     """
-    text = text.removeprefix("\ufeff")
-    found = [Finding(path, line, STRAY, _STRAY) for line in source.parse(text, path).stray]
+    path, text = document.path, document.text.removeprefix("\ufeff")
+    found = [Finding(path, line, STRAY, _STRAY) for line in document.stray]
+    rows = re.split(r"(?<=\n)|(?<=\r)(?!\n)", text)
     for literal in _docstrings(text, path):
-        lines = syntax.commands(ast.get_source_segment(text, literal) or "")
+        lines = syntax.commands(_typed(literal, rows))
         if (line := next(lines, None)) is not None:
             found.append(Finding(path, literal.lineno + line, TEX_NOT_RAW, _RAW))
     return tuple(found)
+
+
+def _typed(literal: ast.Constant, rows: Sequence[str]) -> str:
+    """A literal as it was typed; `ast.get_source_segment` would cut the whole file into rows for each."""
+    typed = [row.encode() for row in rows[literal.lineno - 1 : literal.end_lineno]]
+    typed[-1] = typed[-1][: literal.end_col_offset]
+    typed[0] = typed[0][literal.col_offset :]
+    return b"".join(typed).decode()
 
 
 def lint_characters(text: str) -> Iterator[tuple[int, str]]:

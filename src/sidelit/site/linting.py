@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from sidelit.cache.records import Late
 from sidelit.config import glossary
 from sidelit.config.config import Config
 from sidelit.errors import Collector, SidelitError
 from sidelit.lint import lint, sections
 from sidelit.lint.lint import Finding
-from sidelit.site import backlinks, content, site
-from sidelit.source import source
+from sidelit.site import anchoring, backlinks, content, site
 from sidelit.source.decoding import read_source
 from sidelit.source.syntax import Misread
 
@@ -42,10 +42,10 @@ def findings(config: Config) -> tuple[Finding, ...]:
     terms = glossary.read(words, config.shown(words), config.languages)
     found: list[Finding] = []
     for chapter in config.chapters:
-        text = source.read(config.project / chapter.source, shown=chapter.source).text
+        document = anchoring.read(config, chapter.source, graph).document()
         found += (
             replace(each, severity=severity) if each.rule == lint.TEX_NOT_RAW else each
-            for each in lint.lint_source(text, chapter.source)
+            for each in lint.lint_source(document)
         )
     # Of formulas that Python misreads, each docstring is told already.
     odd = (error for error in notes.errors if not isinstance(error, Misread))
@@ -93,7 +93,9 @@ def _said(error: SidelitError) -> str:
 
 def _symbols(written: Sequence[content.SourcePage]) -> Iterator[tuple[str, str, SidelitError]]:
     """What is wrong with the notation of pages; it belongs to a page as a whole."""
-    program = lint.program(line for page in written for section in page.sections for _, line in section.lines)
+    # Few pages say what their symbols mean, and only these ask what the code of all of them has.
+    lines = (line for page in written for section in page.sections for _, line in section.lines)
+    program = Late(lambda: lint.program(lines))
     for page in written:
         yield from ((rule, "", error) for rule, error in lint.lint_symbols(page.tokens, program))
 

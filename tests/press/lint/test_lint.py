@@ -15,6 +15,7 @@ from sidelit.catalog import catalog, po_file, sync
 from sidelit.config import glossary
 from sidelit.config.toml import read_toml
 from sidelit.lint import lint
+from sidelit.source import source
 
 DATA = Path(__file__).parents[1] / "data"
 TERMS = glossary.read(DATA / "lint_glossary.toml", "lint_glossary.toml", ("en", "ja", "zh"))
@@ -140,7 +141,7 @@ RAW = [
 
 @pytest.mark.parametrize(("text", "line"), [case[1:] for case in RAW], ids=[case[0] for case in RAW])
 def test_tex_in_a_docstring_wants_a_raw_one(text: str, line: int) -> None:
-    (found,) = lint.lint_source(text, "a.py")
+    (found,) = lint.lint_source(source.parse(text, "a.py"))
     assert str(found) == (
         f"a.py:{line}: tex-not-raw: a formula has a backslash, and Python reads it first; "
         'start the docstring with r"""'
@@ -160,7 +161,7 @@ def test_tex_in_a_docstring_wants_a_raw_one(text: str, line: int) -> None:
     ],
 )
 def test_other_sources_pass(text: str) -> None:
-    assert lint.lint_source(text, "a.py") == ()
+    assert lint.lint_source(source.parse(text, "a.py")) == ()
 
 
 def test_what_nobody_sees_is_told_with_its_line(sample: Path) -> None:
@@ -187,6 +188,6 @@ def test_a_hide_without_a_show_is_linted(sample: Path) -> None:
     line = edit(sample / "src/sample/ring.py", "LIMIT = 8", "# sidelit: hide\nLIMIT = 8")
     told = sidelit("lint", cwd=sample, code=1).stderr
     assert f"src/sample/ring.py:{line}: " in told
-    (finding,) = lint.lint_source("x = 1\n# sidelit: show\n", "some.py")
+    (finding,) = lint.lint_source(source.parse("x = 1\n# sidelit: show\n", "some.py"))
     assert (finding.line, finding.severity) == (2, "error")
-    assert lint.lint_source("# sidelit: hide\nx = 1\n# sidelit: show\n", "some.py") == ()
+    assert lint.lint_source(source.parse("# sidelit: hide\nx = 1\n# sidelit: show\n", "some.py")) == ()
