@@ -18,7 +18,7 @@ from sidelit.cache import graph as graphs
 from sidelit.cache.store import Store
 from sidelit.config import config
 from sidelit.config.origin import Origin
-from sidelit.errors import Collector
+from sidelit.errors import Collector, SidelitError
 from sidelit.files import atomic
 from sidelit.site import context, edition, making, site
 
@@ -307,6 +307,27 @@ def test_a_page_with_a_mistake_is_made_by_every_build(project: Path, monkeypatch
         site.whole_files(config.load(project / TOML), notes)
         told.append([str(error) for error in notes.errors])
     assert told[0] == told[1] != []
+
+
+@pytest.mark.full
+def test_a_source_that_is_being_typed_makes_no_page(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    edit(project / TOML, 'title = "Sample"', 'title = "Sample"\nkeep_going = true')
+    held = (project / RING).read_bytes()
+
+    def write(**last: bytes) -> tuple[dict[str, bytes], site.BuildResult]:
+        with atomic.written(project / "build/site") as out:
+            done = site.write(config.load(project / TOML), out, last=last)
+        return {name: (project / "build/site" / name).read_bytes() for name in done.files}, done
+
+    before, _ = write()
+    made = pages_made(monkeypatch)
+    edit(project / RING, "LIMIT = 8", "LIMIT = = 8")
+    after, done = write(**{RING: held})
+    assert (made, after) == ([], before)
+    assert [str(error.path) for error in done.skipped] == [RING]
+    # Without what it held there is no page of it, and the lessons that show it are wrong.
+    with pytest.raises(SidelitError, match="there is no chapter 'src:sample/ring.py'"):
+        write()
 
 
 @pytest.mark.nightly
