@@ -57,19 +57,20 @@ def print_files(
     files: Iterable[str | Path],
     out: str | Path,
     *,
-    lang: str = "en",
+    lang: str = "",
     locale: str | Path | None = None,
     strict: bool = False,
-    source: str = "en",
+    source: str = "",
     dialect: str = "",
     jobs: int | None = None,
 ) -> Printed:
     """Print Python files, or folders of them, as pages in the folder `out`.
 
-    `lang` is the language of the pages, and `locale` a folder of translations into it, `LANG/PAGE.po`, from
-    the language `source`. `dialect` is what the docstrings are written in, one of
-    `sidelit.config.chapters.DIALECTS`; without it each is guessed. `jobs` is the number of processes that
-    share the work, by default one for each core.
+    `source` is the language that the files are written in, by default that of the site that they are part
+    of, or English. `lang` is the language of the pages, by default that of the files, and `locale` a folder
+    of translations into it, `LANG/PAGE.po`. `dialect` is what the docstrings are written in, one of
+    `sidelit.config.chapters.DIALECTS`, by default what the site says; without one each is guessed. `jobs` is
+    the number of processes that share the work, by default one for each core.
 
     One of several files that cannot be read as Python is left out, and `skipped` says why. What the next run
     can use is kept in the user's cache, as `sidelit print --help` says.

@@ -175,6 +175,41 @@ def test_a_file_of_a_project_is_translated_by_its_catalogues(sample: Path) -> No
     assert "輪" in page(sample / "out", "ring.html").text
 
 
+@pytest.fixture
+def chinese(tmp_path: Path) -> Path:
+    """A site whose sources are Chinese, and which is translated into Japanese."""
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets/__init__.py").write_text('"""# 网络\n\n这里有许多小的神经网络。"""\n', "utf-8")
+    (tmp_path / "nets/net.py").write_text('"""# 一层\n\n它把输入乘以权重。"""\n', "utf-8")
+    sidelit("init", "--lang", "zh", "--lang", "ja", cwd=tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("asked", "lang", "marked"),
+    [
+        ("", "zh-Hans", False),
+        ("--source en", "en", False),
+        ("--lang en", "en", False),
+        ("--source en --lang ja", "ja", False),
+        # The site is translated into this one, and nobody has done it yet.
+        ("--lang ja", "ja", True),
+    ],
+)
+def test_what_is_asked_for_wins_and_the_rest_is_as_the_site_says(
+    chinese: Path, asked: str, lang: str, marked: bool
+) -> None:
+    sidelit("print", "nets", "--out", "out", *asked.split(), cwd=chinese)
+    assert page(chinese / "out", "net.html").lang == lang
+    assert ('class="badge' in (chinese / "out/net.html").read_text("utf-8")) == marked
+
+
+def test_translations_of_a_language_that_nobody_names_are_refused(odd: Path) -> None:
+    (odd / "locale").mkdir()
+    told = sidelit("print", "odd.py", "--out", "out", "--locale", "locale", cwd=odd, code=1).stderr
+    assert told == "locale: nobody says into what language these translations are; name it with --lang\n"
+
+
 @pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize("name", ["argparse.py", "heapq.py", "dataclasses.py", "this.py", "_pydecimal.py"])
 def test_modules_of_the_standard_library_print_whole(tmp_path: Path, name: str) -> None:

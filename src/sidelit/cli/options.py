@@ -187,16 +187,19 @@ class _Version(argparse.Action):
 def _print(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("files", type=Path, nargs="+", metavar="FILE", help="Python files, or folders of them")
     sub.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write")
-    sub.add_argument("--lang", default="en", help="the language of the pages (default: en)")
+    sub.add_argument("--lang", default="", help="the language of the pages (default: that of the files)")
     sub.add_argument("--locale", type=Path, metavar="DIR", help="translations: DIR/LANG/PAGE.po")
     sub.add_argument(
-        "--source", metavar="LANG", default="en", help="what the files are written in (default: en)"
+        "--source",
+        metavar="LANG",
+        default="",
+        help="what the files are written in (default: as the site says that they are part of, or else en)",
     )
     sub.add_argument(
         "--dialect",
         choices=chapters.DIALECTS,
         default="",
-        help="of docstrings (default: each is guessed)",
+        help="of docstrings (default: as that site says, or else each is guessed)",
     )
     sub.add_argument("--strict", action="store_true", help="a formula or link that is wrong is an error")
     _jobs(sub)

@@ -42,8 +42,11 @@ from sidelit.text.math import Typesetter
 # > Which files are printed, what their pages are called, and the site that they make.
 
 
-def configuration(paths: Sequence[Path], lang: str) -> Config:
-    """A site made of nothing but these files, each at its place below the folder they have in common."""
+def configuration(paths: Sequence[Path], lang: str, spoken: Language | None = None) -> Config:
+    """A site made of nothing but these files, each at its place below the folder they have in common.
+
+    :param spoken: the language of the pages, if its words are known already.
+    """
     base = Path(os.path.commonpath([path.resolve().parent for path in paths]))
     is_package = cache(lambda folder: (folder / "__init__.py").is_file())
     chapters = tuple(_chapter(path, base, is_package) for path in paths)
@@ -67,7 +70,7 @@ def configuration(paths: Sequence[Path], lang: str) -> Config:
         back=(),
         source_root="",
         home=home,
-        spoken={lang: _language(base, lang)},
+        spoken={lang: spoken or _language(base, lang)},
     )
 
 
@@ -145,23 +148,30 @@ def _visible(folder: Path) -> Callable[[Path], bool]:
 # stops the printing: a formula that cannot be set and a link that leads nowhere are shown as they were typed,
 # and a warning names the place. With `strict` they are errors, as they are in a site. A file that is not
 # Python is an error anyway.
+#
+# A file may be part of a site, whose configuration then answers what nobody was asked on the command line:
+# the language it is written in, and so that of its page, its translations, the dialect of its docstrings.
+
+
+# What files of no site are taken to be written in.
+USUAL = "en"
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to print.
+    """What to print. What is left empty follows the site that a file is part of.
 
-    :param lang: the language of the pages.
+    :param lang: the language of the pages; without it that of the files.
     :param locale: the folder of translations into it, if there is one.
-    :param source: the language that the files are written in, unless a project that they are part of says so.
-    :param dialect: what their docstrings are written in, if that is not to be guessed.
+    :param source: the language that the files are written in.
+    :param dialect: what their docstrings are written in; of files of no site it is guessed.
     """
 
     paths: tuple[Path, ...]
-    lang: str = "en"
+    lang: str = ""
     locale: Path | None = None
     strict: bool = False
-    source: str = "en"
+    source: str = ""
     dialect: str = ""
 
 
@@ -201,8 +211,9 @@ def write(job: Job, out: Output, jobs: int | None = None) -> Made:
     paths = tuple({path.resolve(): path for path in found}.values())
     if not paths:
         unread.check()
-    made = configuration(paths, job.lang)
     homes = anchoring.Homes()
+    job, spoken = _in_language(job, paths, homes)
+    made = configuration(paths, job.lang, spoken)
     names = _names(paths, made, job, homes)
     faults: list[SidelitError] = []
     written: list[content.SourcePage] = []
@@ -234,6 +245,26 @@ def write(job: Job, out: Output, jobs: int | None = None) -> Made:
         done = _pages(made, written, job, names, linking, faults, out, jobs, kept, graph)
         graph.keep()
     return replace(done, skipped=tuple(unread.errors))
+
+
+def _in_language(job: Job, paths: Sequence[Path], homes: anchoring.Homes) -> tuple[Job, Language | None]:
+    """The job with the language of its pages, and with the words of that language where a site has them.
+
+    Where nobody asks for one, it is that of the files; those of several sites may have none in common.
+
+    Raises `SidelitError` for translations of which nobody says into what language.
+    """
+    if job.locale and not job.lang:
+        what = "nobody says into what language these translations are"
+        raise SidelitError(what, path=job.locale, hint="name it with --lang")
+    if job.lang or job.source:
+        return replace(job, lang=job.lang or job.source), None
+    owners = filter(None, map(homes.owner, paths))
+    found = {own.source_language: own for own, _ in owners}
+    if len(found) != 1:
+        return replace(job, lang=USUAL), None
+    ((lang, own),) = found.items()
+    return replace(job, lang=lang), own.language(lang)
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,21 +430,29 @@ def _names(paths: Sequence[Path], made: Config, job: Job, homes: anchoring.Homes
     """Where the translations of each page are: in the folder given, or in the project the file is part of."""
     found = {}
     for path, chapter in zip(paths, made.chapters, strict=True):
-        given = Translations(job.locale, chapter.name, job.source, job.source) if job.locale else None
-        known = given or _project(path, homes)
+        known = _translations(path, chapter, job, homes.owner(path))
         if known is not None and job.lang != known.source:
             found[chapter.output] = known
     return found
 
 
-def _project(path: Path, homes: anchoring.Homes) -> Translations | None:
-    home = homes.owner(path)
-    if home is None:
-        return None
+def _translations(
+    path: Path, printed: Chapter, job: Job, home: tuple[Config, Chapter] | None
+) -> Translations | None:
+    """Where the translations of a file are; `None` if nobody has said that it is to be translated."""
+    if home is None or (job.source and job.source != home[0].source_language):
+        # The catalogues of a site translate from its own language.
+        source = job.source or USUAL
+        return Translations(job.locale, printed.name, source, source) if job.locale else None
     own, chapter = home
-    former = tuple(each.name for each in chapter.former if each.told)
     written = own.language(own.source_language)
-    return Translations(own.folder / "locale", chapter.name, written.code, written.tag, former)
+    if job.locale:
+        return Translations(job.locale, printed.name, written.code, written.tag)
+    folder = own.folder / "locale"
+    if job.lang not in own.written_in(chapter) and not (folder / job.lang).is_dir():
+        return None
+    former = tuple(each.name for each in chapter.former if each.told)
+    return Translations(folder, chapter.name, written.code, written.tag, former)
 
 
 # ## What is kept for the next time
