@@ -210,6 +210,68 @@ def test_a_folder_without_python_is_refused(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md"]
 
 
+@pytest.mark.parametrize(
+    ("files", "root", "parts"),
+    [
+        ("lib/nets/__init__.py lib/nets/a/b.py", "lib", ["nets", "nets.a"]),
+        ("sources/main/nets/__init__.py train.py", "sources/main", ["Own", "nets"]),
+        ("lib/nets/__init__.py lib/data/__init__.py lib/run.py", "lib", ["lib", "data", "nets"]),
+        # A package of the project's own folder comes first, unless another has the name of the distribution.
+        ("nets/__init__.py lib/ours/__init__.py lib/ours/a.py", "", ["lib.ours", "nets"]),
+        ("nets/__init__.py lib/own/__init__.py", "lib", ["own", "nets"]),
+        # Without any package imports start from the folder itself, and so they do where `src` is one.
+        ("lib/nets.py train.py", "", ["Own", "lib"]),
+        ("src/__init__.py src/nets/__init__.py", "", ["src", "src.nets"]),
+        # A folder is a part of the names without saying so.
+        ("own/nets/__init__.py own/nets/a.py", "own", ["nets"]),
+        ("own/nets/__init__.py own/nets/a.py use.py:own.nets.a", "", ["Own", "own.nets"]),
+        ("own/nets/__init__.py setup.cfg:own-nets", "", ["own.nets"]),
+        ("src/own/nets/__init__.py train.py", "src", ["own.nets"]),
+    ],
+)
+def test_imports_start_where_the_outermost_package_lies(
+    tmp_path: Path, files: str, root: str, parts: list[str]
+) -> None:
+    folder = tmp_path / "Own"
+    for name in files.split():
+        name, _, said = name.partition(":")
+        text = f"[metadata]\nname = {said}\n" if name == "setup.cfg" else f"from {said or 'x'} import y\n"
+        write(folder, name, text=text)
+    found = adopt.look(folder)
+    assert (found.root, [each.label.replace("own-nets", "Own") for each in found.parts]) == (root, parts)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "root"),
+    [
+        ("pyproject.toml", '[tool.setuptools]\npackage-dir = { "" = "python/" }\n', "python"),
+        ("pyproject.toml", '[tool.setuptools.packages.find]\nwhere = ["python"]\n', "python"),
+        ("pyproject.toml", '[tool.setuptools.packages.find]\nwhere = ["."]\n', ""),
+        ("pyproject.toml", '[tool.setuptools]\npackages = ["nets"]\npackage-dir = 3\n', "python/group"),
+        ("setup.cfg", "[options]\npackage_dir =\n    = python\n", "python"),
+        ("setup.cfg", "[options.packages.find]\nwhere = ../python\n", "python/group"),
+        ("setup.py", "setup(package_dir={'': 'python'}, packages=['x'])\n", "python"),
+        ("setup.py", "setup(packages=find_packages(where='python'))\n", "python"),
+        ("setup.py", "setup(packages=find_packages(HERE), package_dir=f())\n", "python/group"),
+    ],
+)
+def test_setuptools_says_where_imports_start(tmp_path: Path, name: str, text: str, root: str) -> None:
+    write(tmp_path, "python/group/nets/__init__.py")
+    write(tmp_path, name, text=text)
+    assert adopt.look(tmp_path).root == root
+
+
+def test_a_module_of_any_layout_is_called_as_it_is_imported(tmp_path: Path) -> None:
+    write(tmp_path, "lib/nets/__init__.py")
+    write(tmp_path, "lib/nets/kinds.py", text="class Kind:\n    pass\n")
+    write(tmp_path, "lib/nets/use.py", text="from nets.kinds import Kind\n\nmade = Kind()\n")
+    sidelit("init", cwd=tmp_path)
+    sidelit("build", cwd=tmp_path)
+    html = (tmp_path / "build/site/nets/use.html").read_text("utf-8")
+    assert "<title>nets.use · " in html
+    assert 'href="kinds.html#Kind"' in html
+
+
 def test_many_modules(tmp_path: Path) -> None:
     names = [f"big/part{number // 25}/module{number}.py" for number in range(250)]
     write(tmp_path, "big/__init__.py", *names)

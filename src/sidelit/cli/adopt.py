@@ -2,16 +2,13 @@
 
 > A repository is looked at, and a site of all its modules is written down in a few lines.
 
-`sidelit init` finds the packages below `src/` or at the top of a folder, and makes of each one part a folder:
-what lies in the package itself comes first, then its subfolders. It asks nothing and runs nothing, and a file
-that is there already is never written over.
+`sidelit init` finds the packages of a folder, or those below its `src/` or whatever setuptools is told of,
+and makes of each one part a folder: what lies in the package itself comes first, then its subfolders. It asks
+nothing and runs nothing, and a file that is there already is never written over.
 """
 
 from __future__ import annotations
 
-import ast
-import configparser
-import contextlib
 import glob
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -22,11 +19,11 @@ from urllib.parse import unquote
 
 from markdown_it.token import Token
 
+from sidelit.cli import distribution
 from sidelit.config import languages, origin
-from sidelit.config.toml import read_toml
 from sidelit.errors import SidelitError
 from sidelit.site import pictures
-from sidelit.source import decoding, source, syntax
+from sidelit.source import source
 from sidelit.text import markup
 
 # Folders that hold no modules of the project's own, whatever lies in them.
@@ -136,8 +133,9 @@ def look(folder: Path) -> Found:
 
     Raises `SidelitError` if there is no Python in it.
     """
-    root = "src" if any(_modules(folder / "src")) else ""
-    base = folder / root if root else folder
+    likely = filter(None, (distribution.source_root(folder), "src"))
+    inside = next((each for each in likely if _is_root(folder / each)), "")
+    base = folder / inside
     packages = [each for each in _folders(base) if any(_modules(each))]
     loose = [path.name for path in _python(base) if path.name not in _TOOLS]
     title = _title(folder)
@@ -148,6 +146,7 @@ def look(folder: Path) -> Found:
         )
     bad: dict[Path, SidelitError] = {}
     words: list[str] = []
+    imported: list[str] = []
     wanted: list[tuple[Path, str]] = []
     for path in paths:
         try:
@@ -155,18 +154,20 @@ def look(folder: Path) -> Found:
             said = [section.commentary for section in document.sections]
             wanted += [(path.parent, target) for each in said for target in _targets(each)]
             words += said
+            imported += _imported(document.text)
         except SidelitError as error:
             bad[path] = error
     loose = [name for name in loose if base / name not in bad]
-    parts = [Part(title, root or ".", tuple(map(glob.escape, loose)))] if loose else []
-    parts += [part for package in packages for part in _package(package, base, root, bad)]
+    root = inside or _root(folder, imported)
+    parts = [Part(title, inside or ".", tuple(map(glob.escape, loose)))] if loose else []
+    parts += [part for package in packages for part in _package(package, folder, folder / root, bad)]
     if not parts:
         raise next(iter(bad.values()))
     return Found(
         title,
         _tagline(folder),
         _language(words),
-        root,
+        root.removeprefix("."),
         parts=tuple(parts),
         packages=any(path.stem == "__init__" for path in paths),
         files=len(paths),
@@ -203,20 +204,99 @@ def _lies(project: Path, folder: Path, target: str, *named: str) -> bool:
         return False
 
 
-def _package(package: Path, base: Path, root: str, bad: Collection[Path]) -> Iterator[Part]:
-    """One part for what lies in a package itself, and one for each of its subfolders, without `bad` files."""
-    for folder, pattern in ((package, "*.py"), *((each, "**/*.py") for each in _folders(package))):
-        paths = {path for path in folder.glob(pattern) if _is_kept(path.relative_to(folder))}
-        if paths - {*bad}:
-            place = folder.relative_to(base).as_posix()
-            without = (
-                [f"!{glob.escape(path)}/**/*.py" for path in _passed_over(folder)]
-                if pattern != "*.py"
-                else []
-            )
-            found = folder.glob(pattern.replace("*.py", _OF_TESTS))
-            without += sorted(f"!{_escaped(path, folder)}" for path in (*found, *paths & {*bad}))
-            yield Part(place.replace("/", "."), f"{root}/{place}" if root else place, (pattern, *without))
+def _package(package: Path, project: Path, root: Path, bad: Collection[Path]) -> Iterator[Part]:
+    """One part for what lies in a package itself, and one for each of its subfolders, without `bad` files.
+
+    What holds the source root is no package: its subfolders are.
+    """
+    whole = not root.is_relative_to(package)
+    yield from _part(package, "*.py", project, root, bad)
+    for each in _folders(package):
+        if whole:
+            yield from _part(each, "**/*.py", project, root, bad)
+        else:
+            yield from _package(each, project, root, bad)
+
+
+def _part(folder: Path, pattern: str, project: Path, root: Path, bad: Collection[Path]) -> Iterator[Part]:
+    paths = {path for path in folder.glob(pattern) if _is_kept(path.relative_to(folder))}
+    if paths - {*bad}:
+        label = folder.relative_to(root if folder.is_relative_to(root) and folder != root else project)
+        without = (
+            [f"!{glob.escape(path)}/**/*.py" for path in _passed_over(folder)] if pattern != "*.py" else []
+        )
+        found = folder.glob(pattern.replace("*.py", _OF_TESTS))
+        without += sorted(f"!{_escaped(path, folder)}" for path in (*found, *paths & {*bad}))
+        place = folder.relative_to(project).as_posix()
+        yield Part(".".join(label.parts), place, (pattern, *without))
+
+
+# Where a module is imported, with the first name that is taken from it.
+_IMPORT = re.compile(
+    r"^[ \t]*(?:from[ \t]+([^\W\d][\w.]*)[ \t]+import[ \t(]+(\w+)|import[ \t]+([^\W\d][\w.]*))", re.MULTILINE
+)
+
+
+def _imported(text: str) -> Iterator[str]:
+    yield from (each[3] or f"{each[1]}.{each[2]}" for each in _IMPORT.finditer(text))
+
+
+def _root(folder: Path, imported: Sequence[str]) -> str:
+    """The folder that imports start from, if that is not the project's: it holds the outermost packages.
+
+    A folder around these may be a part of their names all the same, which needs no file that says so. Then
+    the distribution is called like that, or its modules import each other like that.
+    """
+    named = _flat(_name(folder))
+    found: dict[Path, list[Path]] = {}
+    for package in _outermost(folder):
+        found.setdefault(package.parent, []).append(package)
+
+    def names(root: Path, place: Path) -> list[str]:
+        return [".".join(each.relative_to(root).parts) for each in found[place]]
+
+    def is_named(root: Path, place: Path) -> bool:
+        return named in map(_flat, names(root, place))
+
+    def above(place: Path) -> list[Path]:
+        return [each for each in (place, *place.parents) if each.is_relative_to(folder)]
+
+    def weight(place: Path) -> tuple[bool, bool, int]:
+        called = any(is_named(root, place) for root in above(place))
+        return called, place == folder, sum(len([*_modules(each)]) for each in found[place])
+
+    def uses(root: Path) -> tuple[bool, int]:
+        known = tuple(f"{name}." for name in names(root, place))
+        return is_named(root, place), sum(f"{name}.".startswith(known) for name in imported)
+
+    if not found:
+        return ""
+    place = max(found, key=weight)
+    root = max(above(place), key=uses).relative_to(folder)
+    return root.as_posix() if root.parts else ""
+
+
+def _flat(name: str) -> str:
+    """A name as package indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _is_root(folder: Path) -> bool:
+    """Whether imports start from a folder that is said, or used, to be the source root."""
+    return any(_modules(folder)) and not _is_package(folder)
+
+
+def _is_package(folder: Path) -> bool:
+    return (folder / "__init__.py").is_file()
+
+
+def _outermost(folder: Path) -> Iterator[Path]:
+    """The packages that lie in no other."""
+    for each in _folders(folder):
+        if _is_package(each):
+            yield each
+        else:
+            yield from _outermost(each)
 
 
 def _escaped(path: Path, folder: Path) -> str:
@@ -256,41 +336,12 @@ def _modules(folder: Path) -> Iterator[Path]:
         yield from _modules(each)
 
 
-def _project(folder: Path) -> Mapping[str, object]:
-    """What the distribution says of itself: in `pyproject.toml`, else in `setup.cfg`, else in `setup.py`."""
-    path = folder / "pyproject.toml"
-    said = read_toml(path, path.name) if path.is_file() else {}
-    tool = said.get("tool")
-    for table in (said.get("project"), tool.get("poetry") if isinstance(tool, dict) else None):
-        if isinstance(table, dict) and "name" in table:
-            return table
-    old = configparser.RawConfigParser()
-    with contextlib.suppress(configparser.Error, OSError, UnicodeDecodeError):
-        old.read(folder / "setup.cfg", "utf-8")
-        if old.has_option("metadata", "name"):
-            return dict(old["metadata"])
-    return _set_up(folder / "setup.py")
-
-
-def _set_up(path: Path) -> Mapping[str, object]:
-    """What `setup.py` gives to `setup` in so many words: nothing is run."""
-    try:
-        tree = syntax.tree(decoding.read_source(path, path.name)[0])
-    except (SidelitError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return {}
-    calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call)]
-    called = next((each for each in calls if ast.unparse(each.func).rpartition(".")[2] == "setup"), None)
-    given = {each.arg: each.value for each in called.keywords if each.arg} if called else {}
-    plain = {name: value.value for name, value in given.items() if isinstance(value, ast.Constant)}
-    return {name: value for name, value in plain.items() if isinstance(value, str)}
-
-
 def _tagline(folder: Path) -> str:
     """What a project says of itself in one sentence: in its configuration, else where its README begins.
 
     Without it a home page would have no words, and no description for those who find it elsewhere.
     """
-    if said := _project(folder).get("description"):
+    if said := distribution.told(folder).get("description"):
         return str(said)
     paragraphs = (after for before, after in pairwise(_readme(folder)) if before.type == "paragraph_open")
     first = " ".join(markup.plain(next(filter(_is_spoken, paragraphs), ())).split())
@@ -322,7 +373,7 @@ def _title(folder: Path) -> str:
     A later heading is the title of a part, such as "Installation". The first is no more than that if it says
     nothing else, or if others stand beside it and it shares no word with the name.
     """
-    name = str(_project(folder).get("name") or _repository(folder) or folder.resolve().name)
+    name = _name(folder)
     headings = [pair for pair in pairwise(_readme(folder)) if pair[0].type == "heading_open"]
     outer = [(opening.tag, inline) for opening, inline in headings if opening.level == 0]
     if not outer or outer[0][0] != "h1" or not re.fullmatch(r"[^<\[!`]+", outer[0][1].content):
@@ -332,6 +383,11 @@ def _title(folder: Path) -> str:
         return title
     alone = [tag for tag, _ in outer].count("h1") == 1
     return title if alone and not _OF_A_PART.fullmatch(title) else name
+
+
+def _name(folder: Path) -> str:
+    """What the distribution is called, or else the repository."""
+    return str(distribution.told(folder).get("name") or _repository(folder) or folder.resolve().name)
 
 
 def _words(name: str) -> list[str]:
@@ -417,6 +473,7 @@ def _configuration(found: Found, spoken: Sequence[str]) -> str:
         *([f"tagline = {_quoted(' '.join(found.tagline.split()))}"] if found.tagline else []),
         "# The first language is that of the sources; `sidelit sync` writes catalogues for the others.",
         f"languages = [{', '.join(map(_quoted, spoken))}]",
+        "# Imports start from this folder: a path below it is the name of a module and the place of a page.",
         f"source_root = {_quoted(found.root)}",
         *(_INDEX if found.packages else ()),
         "# How docstrings are written is guessed, one by one: Markdown, reST, Google's style or NumPy's.",
