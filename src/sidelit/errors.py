@@ -9,7 +9,7 @@ prints that sentence and ends with exit code 1; a traceback is kept for faults o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +45,10 @@ class SidelitError(Exception):
         return place + self.what + (f"; {self.hint}" if self.hint else "")
 
 
+class SourceFault(SidelitError):
+    """What is odd in the words of a source: a build may go on over it, and `sidelit lint` tells it, too."""
+
+
 def refused(error: OSError) -> SidelitError:
     """What the operating system refuses, told like any other mistake."""
     return SidelitError(error.strerror or str(error), path=error.filename)
@@ -65,6 +69,27 @@ class Failures(SidelitError):
 
     def __str__(self) -> str:
         return "\n".join(str(error) for error in self.errors)
+
+
+# What lists everything that is odd in the sources of a site.
+LINT = "`sidelit lint`"
+
+
+def summed(errors: Iterable[SidelitError], listing: str = LINT) -> Iterator[str]:
+    """A line for each thing that is wrong: its first place, and how many more places have the same.
+
+    One role of a stranger's own may stand in hundreds of docstrings, and would hide all else.
+
+    :param listing: what tells all places of a fault of sources.
+    """
+    groups: dict[tuple[str, str | None], list[SidelitError]] = {}
+    for error in errors:
+        groups.setdefault((error.what, error.hint), []).append(error)
+    for first, *others in groups.values():
+        many = len(others)
+        more = f" … and {many} more place{'s' * (many != 1)}" if many else ""
+        told = f"; {listing} lists them all" if many and isinstance(first, SourceFault) else ""
+        yield f"{first}{more}{told}"
 
 
 @dataclass(slots=True)

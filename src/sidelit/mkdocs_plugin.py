@@ -27,7 +27,7 @@ from mkdocs.structure.pages import Page
 from mkdocs.utils import CountHandler
 
 from sidelit.config import config
-from sidelit.errors import SidelitError
+from sidelit.errors import SidelitError, summed
 from sidelit.files import atomic
 
 
@@ -123,8 +123,8 @@ class SidelitPlugin(BasePlugin[SidelitOptions]):
         except SidelitError as error:
             raise PluginError(str(error)) from None
         # The configuration asked for it, so this is no warning, which strict mode would stop at.
-        for each in (*done.odd, *done.skipped):
-            logging.getLogger("mkdocs.plugins.sidelit").info(str(each))
+        for each in (*summed(done.odd), *map(str, done.skipped)):
+            logging.getLogger("mkdocs.plugins.sidelit").info(each)
         return files
 
     def _file(self, name: str, content: bytes, config: MkDocsConfig) -> File:

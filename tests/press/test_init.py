@@ -94,6 +94,35 @@ def test_every_command_goes_on_where_the_build_does(repository: Path) -> None:
     assert "lost.py:1: source: " in told
 
 
+def test_what_is_said_of_many_places_is_told_once_by_a_build_and_listed_by_lint(tmp_path: Path) -> None:
+    text = '''"""# A
+
+See :oddity:`x` and :other:`y`."""
+
+
+def f():
+    """The :oddity:`z`.
+
+    Returns:
+        :oddity:`x`
+    """
+'''
+    write(tmp_path, "nets/a.py", "nets/b.py", text=text)
+    sidelit("init", cwd=tmp_path)
+    unknown = "reST: Unknown interpreted text role"
+    once = [
+        f'nets/a.py:3: {unknown} "oddity" … and 5 more places; {{}} lists them all',
+        f'nets/a.py:3: {unknown} "other" … and 1 more place; {{}} lists them all',
+    ]
+    told = sidelit("build", cwd=tmp_path).stderr.splitlines()
+    assert told == ["warning: " + line.format("`sidelit lint`") for line in once]
+    told = sidelit("print", "nets", "--out", "out", cwd=tmp_path).stderr.splitlines()
+    assert told == ["warning: " + line.format("--strict") for line in once]
+    listed = sidelit("lint", cwd=tmp_path).stdout
+    assert listed.count("source: reST") == 8
+    assert sidelit("print", "nets", "--out", "out", "--strict", cwd=tmp_path, code=1).stderr.count("\n") == 8
+
+
 @pytest.mark.nightly
 def test_mkdocs_builds_the_same(repository: Path) -> None:
     sidelit("init", "--mkdocs", cwd=repository)

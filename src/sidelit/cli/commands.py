@@ -18,7 +18,7 @@ from sidelit import api, citing, serve
 from sidelit.catalog import catalog
 from sidelit.cli import adopt
 from sidelit.config import config, origin, publication
-from sidelit.errors import SidelitError
+from sidelit.errors import LINT, SidelitError, summed
 from sidelit.export import cards, notebooks, pack, slides, versions
 from sidelit.files import atomic
 from sidelit.ids import anchors
@@ -153,19 +153,19 @@ def print_files(given: argparse.Namespace) -> int:
         dialect=given.dialect,
         jobs=given.jobs,
     )
-    return _told(done)
+    return _told(done, "--strict")
 
 
-def _gaps(done: site.BuildResult) -> None:
-    """Tell what is wrong in a site, and what it was made without."""
-    for warning in done.odd:
+def _gaps(done: site.BuildResult, listing: str = LINT) -> None:
+    """Tell what is wrong in a site, and what it was made without; `listing` tells all of it."""
+    for warning in summed(done.odd, listing):
         print(f"warning: {warning}", file=sys.stderr)
     for reason in done.skipped:
         print(f"skipped: {reason}", file=sys.stderr, flush=True)
 
 
-def _told(done: api.Printed) -> int:
-    _gaps(site.BuildResult((), done.warnings, done.skipped))
+def _told(done: api.Printed, listing: str = LINT) -> int:
+    _gaps(site.BuildResult((), done.warnings, done.skipped), listing)
     pages, skipped = len(done.pages), len(done.skipped)
     left = f", and {skipped} file{'s' * (skipped != 1)} skipped" if skipped else ""
     print(f"{pages} page{'s' * (pages != 1)} in {done.folder}{left}")

@@ -97,6 +97,8 @@ FIRST_USE = "first-use"
 ALLOW = "allow"
 TEX_NOT_RAW = "tex-not-raw"
 STRAY = "hide-and-show"
+# What other stages refuse: the words of a source, a directive of a page, the tests of a chapter.
+SOURCE, DIRECTIVE, PROVES = "source", "directive", "proves"
 _STRAY = "this marker has no partner; write `# sidelit: show` behind the last line that readers need not see"
 _RAW = "a formula has a backslash, and Python reads it first; start the docstring with " + 'r"' + '""'
 _NAMES = frozenset((*(rule.name for rule in RULES), FIRST_USE))

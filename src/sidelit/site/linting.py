@@ -13,7 +13,7 @@ from typing import Literal
 
 from sidelit.cache.records import Late
 from sidelit.config import glossary
-from sidelit.config.config import Config
+from sidelit.config.config import DEFAULT_SEVERITIES, Config
 from sidelit.errors import Collector, SidelitError
 from sidelit.lint import lint, sections
 from sidelit.lint.lint import Finding
@@ -21,6 +21,12 @@ from sidelit.site import anchoring, backlinks, content, site
 from sidelit.source.decoding import read_source
 from sidelit.source.syntax import Misread
 
+# Every rule that a finding may name, those first that the configuration chooses.
+RULES = (
+    *DEFAULT_SEVERITIES,
+    *(lint.SOURCE, lint.TEX_NOT_RAW, lint.STRAY, lint.DIRECTIVE, lint.PROVES, lint.ALLOW, lint.FIRST_USE),
+    *(rule.name for rule in lint.RULES),
+)
 _TAG = re.compile("<[^>]*>")
 
 
@@ -49,12 +55,13 @@ def findings(config: Config) -> tuple[Finding, ...]:
         )
     # Of formulas that Python misreads, each docstring is told already.
     odd = (error for error in notes.errors if not isinstance(error, Misread))
-    found += (replace(lint.refused(error, "source"), severity=severity) for error in (*unread, *odd))
+    told = {str(error): error for error in (*unread, *odd)}
+    found += (replace(lint.refused(error, lint.SOURCE), severity=severity) for error in told.values())
     for book in books.by_page.values():
         found += lint.lint_catalog(book, terms)
-    found += (lint.refused(error, "directive") for error in site.mistakes(site.book(config, written)))
+    found += (lint.refused(error, lint.DIRECTIVE) for error in site.mistakes(site.book(config, written)))
     found += _chosen(config, written)
-    backlinks.proofs(config, lambda error: found.append(lint.refused(error, "proves")))
+    backlinks.proofs(config, lambda error: found.append(lint.refused(error, lint.PROVES)))
     return tuple(found)
 
 

@@ -13,7 +13,7 @@ from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sidelit.errors import SidelitError
+from sidelit.errors import SidelitError, SourceFault
 from sidelit.source.decoding import CODING, NO_CODE
 
 # ## Marks for the press
@@ -211,7 +211,7 @@ class Stretches:
                 self._refuse(mark.first, f"there is no mark {said!r}", hint)
 
     def _refuse(self, line: int, what: str, hint: str) -> None:
-        self.faults.append(SidelitError(what, path=self.path, line=line, hint=hint))
+        self.faults.append(SourceFault(what, path=self.path, line=line, hint=hint))
 
 
 ABOVE = "put it above a comment, a `def` or a `class`"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from sidelit.errors import SidelitError
+from sidelit.errors import SidelitError, SourceFault
 from sidelit.source.newer import RUNNING, newer
 
 # ## Formulas in a docstring that is not raw
@@ -122,7 +122,7 @@ def misread(path: str, lines: Sequence[int]) -> Iterator[SidelitError]:
     yield Misread(what, path=path, line=min(lines), hint=hint)
 
 
-class Misread(SidelitError):
+class Misread(SourceFault):
     """Formulas of a source that Python reads otherwise than they are written."""
 
 

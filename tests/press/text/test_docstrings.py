@@ -39,6 +39,11 @@ SENTENCES = {
     "a name in other words": (":func:`the sum <a.b.f>` it is", "<p><code>the sum</code> it is</p>"),
     "a place of another page": (":ref:`the guide <guide>` and :term:`word`", "<p>the guide and word</p>"),
     "an unknown role": ("An :oddity:`x y` here.", "An <code>x y</code> here."),
+    "an unknown role with a target": ("An :oddity:`x y <a.b>` here.", "An <code>x y</code> here."),
+    "an unknown role behind words": (
+        "An `x`:oddity: and :class:`y`.",
+        "An <code>x</code> and <code>y</code>.",
+    ),
     "a link": (
         "Go `there <https://x.org/a_b>`_ now.",
         'Go <a href="https://x.org/a_b" rel="noopener">there</a> now.',

@@ -13,7 +13,7 @@ from typing import Any
 from docutils import nodes
 from markdown_it.token import Token
 
-from sidelit.errors import SidelitError
+from sidelit.errors import SidelitError, SourceFault
 from sidelit.source import syntax
 from sidelit.text import markup
 from sidelit.text.directives import kind_of
@@ -386,7 +386,7 @@ def _rest(found: Sequence[_Section], place: TextPlace) -> list[Token]:
     marked = [part for part in parts if not sections.plain(part.text)]
 
     def report(what: str, line: int) -> None:
-        place.report(SidelitError(f"reST: {what}", path=place.path, line=place.first_line + line - 1))
+        place.report(SourceFault(f"reST: {what}", path=place.path, line=place.first_line + line - 1))
 
     try:
         groups = rest.parse(marked, report)

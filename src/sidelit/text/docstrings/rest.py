@@ -282,6 +282,8 @@ _MARKED = re.compile(
 _HELD = re.compile("\ue0f0([0-9]+)\ue0f1")
 # A role of another project's documentation is that of its last words.
 _ELSEWHERE = re.compile(r"external(?:\+[\w-]+)?:")
+# How docutils begins to say so.
+_UNKNOWN_ROLE = "Unknown interpreted text role"
 
 
 class Inliner(states.Inliner):
@@ -300,8 +302,11 @@ class Inliner(states.Inliner):
         return made, messages
 
     def interpreted(self, rawsource: str, text: str, role: str, lineno: int) -> Any:
-        """The nodes of words with a role."""
-        return super().interpreted(rawsource, text, _ELSEWHERE.sub("", role), lineno)
+        """The nodes of words with a role; those of somebody's own extension are shown as code."""
+        made, messages = super().interpreted(rawsource, text, _ELSEWHERE.sub("", role), lineno)
+        if messages and _UNKNOWN_ROLE in messages[-1].astext():
+            made, _ = _code(role, rawsource, text)
+        return made, messages
 
 
 def _mended(found: re.Match[str], held: list[nodes.math]) -> str:

@@ -181,7 +181,7 @@ def _part(node: nodes.Node, notes: Mapping[str, str]) -> str:
             return picture(node)
         case nodes.problematic() | nodes.substitution_reference():
             typed = unescape(node.rawsource or node.astext())
-            # A role that only its own project knows; what it marks is a name of something in most of them.
+            # A role that can do nothing with its words, such as a number that is none.
             role = re.fullmatch(r":[a-zA-Z][\w:+.-]*:`([^`]+)`", typed)
             return code(role[1]) if role else escaped(typed)
         case _:
