@@ -17,7 +17,10 @@ from sidelit.site import navigation, printing, site
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """What was written: a folder and its pages; what was odd and is no error; why files were left out."""
+    """What was written: a folder and its pages; what was odd and is no error; why files were left out.
+
+    A list of all pages is none of them.
+    """
 
     folder: Path
     pages: tuple[Path, ...]
@@ -47,10 +50,9 @@ def build(
     folder = Path(out) if out is not None else made.project / "build" / "site"
     with atomic.written(folder) as fresh:
         done = site.write(made, fresh, keep_going=keep_going, jobs=jobs)
-    # The list of all pages is none of them.
     lists = {navigation.address(made, made.contents, lang) for lang in made.languages}
-    pages = (name for name in done.files if name not in lists)
-    return Printed(folder, _pages(pages, folder), done.odd, done.skipped)
+    pages = tuple(folder / name for name in done.files if name.endswith(".html") and name not in lists)
+    return Printed(folder, pages, done.odd, done.skipped)
 
 
 def print_files(
@@ -84,8 +86,4 @@ def print_files(
         raise SidelitError("there is no such folder of translations", path=translations, hint="name another")
     with atomic.written(folder) as fresh:
         made = printing.write(printing.Job(paths, lang, translations, strict, source, dialect), fresh, jobs)
-    return Printed(folder, _pages(made.files, folder), made.odd, made.skipped)
-
-
-def _pages(names: Iterable[str], folder: Path) -> tuple[Path, ...]:
-    return tuple(folder / name for name in names if name.endswith(".html"))
+    return Printed(folder, tuple(folder / name for name in made.pages), made.odd, made.skipped)

@@ -48,7 +48,7 @@ def odd(tmp_path: Path) -> Path:
 
 def test_a_lone_file_becomes_a_page_that_needs_no_configuration(odd: Path) -> None:
     done = sidelit("print", "odd.py", "--out", "out", cwd=odd)
-    assert done.stdout == "1 page in out\n"
+    assert done.stdout == "1 page: out/odd.html\n"
     assert [name for name in tree(odd / "out") if name.endswith(".html")] == ["odd.html"]
     shown = page(odd / "out", "odd.html")
     assert shown.lang == "en"
@@ -98,7 +98,7 @@ def test_one_of_many_that_is_no_python_is_left_out_and_told(odd: Path) -> None:
     (odd / "broken.py").write_text("x = 1\ndef f(:\n", encoding="utf-8")
     (odd / "good.py").write_text('"""[It](broken.py)"""\n', encoding="utf-8")
     done = sidelit("print", ".", "--out", "out", cwd=odd)
-    assert done.stdout == "3 pages in out, and 1 file skipped\n"
+    assert done.stdout == "2 pages in out, and 1 file skipped\n"
     assert [line for line in done.stderr.splitlines() if line.startswith("skipped: ")] == [
         "skipped: broken.py:2: not valid Python: invalid syntax"
     ]
@@ -106,6 +106,12 @@ def test_one_of_many_that_is_no_python_is_left_out_and_told(odd: Path) -> None:
         name for name in tree(odd / "out") if name.endswith(".html")
     }
     assert "broken.html" not in page(odd / "out", "index.html").addresses
+
+
+def test_the_list_of_the_pages_is_none_of_them(odd: Path) -> None:
+    (odd / "broken.py").write_text("def f(:\n", encoding="utf-8")
+    done = sidelit("print", "odd.py", "broken.py", "--out", "out", cwd=odd)
+    assert done.stdout == "1 page: out/odd.html, and 1 file skipped\n"
 
 
 @pytest.mark.parametrize("arguments", [["broken.py"], ["broken.py", "odd.py", "--strict"]])

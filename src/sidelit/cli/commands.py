@@ -168,7 +168,8 @@ def _told(done: api.Printed, listing: str = LINT) -> int:
     _gaps(site.BuildResult((), done.warnings, done.skipped), listing)
     pages, skipped = len(done.pages), len(done.skipped)
     left = f", and {skipped} file{'s' * (skipped != 1)} skipped" if skipped else ""
-    print(f"{pages} page{'s' * (pages != 1)} in {done.folder}{left}")
+    # Where there is one, nothing else leads to it.
+    print((f"1 page: {done.pages[0]}" if pages == 1 else f"{pages} pages in {done.folder}") + left)
     return 0
 
 

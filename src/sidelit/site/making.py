@@ -136,10 +136,14 @@ class PageJob:
     shown: Page
 
     @property
+    def is_chapter(self) -> bool:
+        """Whether it is the page of a source."""
+        return isinstance(self.shown.source.item, Chapter)
+
+    @property
     def files(self) -> tuple[str, ...]:
         """What is written for it: the page, and the cards of its names beside it."""
-        has_cards = isinstance(self.shown.source.item, Chapter)
-        return (self.name, static.address(self.name)) if has_cards else (self.name,)
+        return (self.name, static.address(self.name)) if self.is_chapter else (self.name,)
 
 
 def clashes(orders: Iterable[PageJob]) -> Iterator[SidelitError]:

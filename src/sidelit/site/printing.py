@@ -190,9 +190,9 @@ class Translations:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """The files that were written, what was odd, and why which sources were left out."""
+    """The pages of the files, what was odd in them, and why which sources were left out."""
 
-    files: tuple[str, ...]
+    pages: tuple[str, ...]
     odd: tuple[SidelitError, ...]
     skipped: tuple[SidelitError, ...]
 
@@ -399,12 +399,11 @@ def _pages(
     making.write(build, [[order] for order in orders], out, jobs, graph, ahead=index.ahead)
     for name, data in static.items():
         out.put(name, data)
-    parts = index.write(out.put)
+    index.write(out.put)
     if job.strict:
         gathered.check()
     odd = tuple({str(error): error for error in gathered.errors}.values())
-    pages = (name for order in orders for name in order.files)
-    return Made(tuple(sorted([*static, *parts, *pages])), odd, ())
+    return Made(tuple(sorted(each.name for each in orders if each.is_chapter)), odd, ())
 
 
 def _edition(
