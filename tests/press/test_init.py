@@ -51,7 +51,11 @@ def repository(tmp_path: Path) -> Path:
 @pytest.mark.full
 def test_a_repository_is_a_site_at_once(repository: Path) -> None:
     told = sidelit("init", cwd=repository).stdout.splitlines()
-    assert told[:3] == ["site/sidelit.toml", "site/pages/index.md", "8 files in 3 parts. Next:"]
+    assert told[:3] == [
+        "site/sidelit.toml",
+        "site/pages/index.md",
+        "7 files in 3 parts, and 1 file skipped. Next:",
+    ]
     assert [line.split("  ")[1] for line in told[3:]] == ["sidelit serve", "sidelit build"]
     made = config.load(repository / "site/sidelit.toml")
     assert (made.title, made.tagline, made.languages) == ("Small nets", 'Nets in "pure" Python.', ("en",))
@@ -201,6 +205,14 @@ def test_a_file_is_left_out_whatever_its_name_is(tmp_path: Path) -> None:
     sidelit("init", cwd=tmp_path)
     made = config.load(tmp_path / "site/sidelit.toml")
     assert [chapter.source for chapter in made.chapters] == ["[x].py", "nets/__init__.py", "nets/y.py"]
+
+
+def test_what_cannot_be_read_is_counted_for_itself(tmp_path: Path) -> None:
+    write(tmp_path, "py2.py", text="print 'two'\n")
+    (tmp_path / "gbk.py").write_bytes("# -*- coding: gbk -*-\n# 网络\nx = 1\n".encode("gbk"))
+    done = sidelit("init", cwd=tmp_path)
+    assert "1 file in 1 part, and 1 file skipped. Next:" in done.stdout
+    assert done.stderr.startswith("skipped: py2.py:1: not valid Python")
 
 
 def test_where_nothing_can_be_read_there_is_no_part(tmp_path: Path) -> None:

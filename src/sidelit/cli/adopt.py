@@ -59,6 +59,7 @@ class Found:
     packages: bool
     """Whether there is any `__init__.py`."""
     files: int
+    """How many have a page."""
     left_out: tuple[SidelitError, ...]
     """Why which sources can have no page, such as those that are no Python."""
     pictures: tuple[str, ...]
@@ -170,7 +171,7 @@ def look(folder: Path) -> Found:
         root.removeprefix("."),
         parts=tuple(parts),
         packages=any(path.stem == "__init__" for path in paths),
-        files=len(paths),
+        files=len(paths) - len(bad),
         left_out=tuple(bad.values()),
         pictures=tuple(_pictures(folder, wanted)),
     )

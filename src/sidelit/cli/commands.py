@@ -130,7 +130,8 @@ def init(given: argparse.Namespace) -> int:
     for path in written:
         print(path.as_posix())
     files, parts = found.files, len(found.parts)
-    print(f"{files} file{'s' * (files != 1)} in {parts} part{'s' * (parts != 1)}. Next:")
+    left = _skipped(found.left_out)
+    print(f"{files} file{'s' * (files != 1)} in {parts} part{'s' * (parts != 1)}{left}. Next:")
     there = (
         ""
         if given.folder.resolve() == Path.cwd()
@@ -166,11 +167,14 @@ def _gaps(done: site.BuildResult, listing: str = LINT) -> None:
 
 def _told(done: api.Printed, listing: str = LINT) -> int:
     _gaps(site.BuildResult((), done.warnings, done.skipped), listing)
-    pages, skipped = len(done.pages), len(done.skipped)
-    left = f", and {skipped} file{'s' * (skipped != 1)} skipped" if skipped else ""
+    pages, left = len(done.pages), _skipped(done.skipped)
     # Where there is one, nothing else leads to it.
     print((f"1 page: {done.pages[0]}" if pages == 1 else f"{pages} pages in {done.folder}") + left)
     return 0
+
+
+def _skipped(files: Sequence[SidelitError]) -> str:
+    return f", and {len(files)} file{'s' * (len(files) != 1)} skipped" if files else ""
 
 
 def sections(given: argparse.Namespace) -> int:
