@@ -207,6 +207,20 @@ def test_a_file_is_left_out_whatever_its_name_is(tmp_path: Path) -> None:
     assert [chapter.source for chapter in made.chapters] == ["[x].py", "nets/__init__.py", "nets/y.py"]
 
 
+def test_what_is_kept_for_the_next_build_is_none_of_the_repository(tmp_path: Path) -> None:
+    write(tmp_path, "nets/__init__.py")
+    git(tmp_path, "init", "--quiet")
+    sidelit("init", cwd=tmp_path)
+    sidelit("build", cwd=tmp_path)
+    assert (tmp_path / ".cache/sidelit/work").is_dir()
+    listed = git(tmp_path, "status", "--porcelain", "--untracked-files=all").split("\n")
+    assert {line[3:].partition("/")[0] for line in listed if line} == {"build", "nets", "site"}
+    # Whoever keeps it on purpose has a file of their own.
+    (tmp_path / ".cache/sidelit/.gitignore").write_text("", "utf-8")
+    sidelit("build", cwd=tmp_path)
+    assert (tmp_path / ".cache/sidelit/.gitignore").read_text("utf-8") == ""
+
+
 def test_what_cannot_be_read_is_counted_for_itself(tmp_path: Path) -> None:
     write(tmp_path, "py2.py", text="print 'two'\n")
     (tmp_path / "gbk.py").write_bytes("# -*- coding: gbk -*-\n# 网络\nx = 1\n".encode("gbk"))

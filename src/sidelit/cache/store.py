@@ -149,10 +149,12 @@ class Store:
 
     :param folder: where they are kept, made when needed; `None` keeps nothing.
     :param key: signs the entries of a folder that nobody else finds; by default this user's key does.
+    :param top: the folder around it that git is to pass over, where it lies in somebody's repository.
     """
 
-    def __init__(self, folder: Path | None, key: bytes | None = None) -> None:
+    def __init__(self, folder: Path | None, key: bytes | None = None, top: Path | None = None) -> None:
         self._folder = folder
+        self._top = top
         self._key = key or (_key(home()) if folder is not None else None)
         # By process and thread: one that was forked must not use, or close, what it came with.
         self._opened: dict[tuple[int, int], sqlite3.Connection | None] = {}
@@ -236,6 +238,8 @@ class Store:
         database = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            if self._top is not None:
+                _pass_over(self._top)
             database = sqlite3.connect(path, isolation_level=None)
             for sentence in _OPENING:
                 database.execute(sentence)
@@ -259,6 +263,13 @@ class Store:
         signature = blake2b(f"{name}\n".encode(), key=self._key or b"", digest_size=_SIZE)
         signature.update(content)
         return signature.digest()
+
+
+def _pass_over(folder: Path) -> None:
+    """Keep a folder out of the repository around it, as other tools do with what they make anew."""
+    # Nothing that is there already is written to, not even through a link.
+    with contextlib.suppress(OSError), (folder / ".gitignore").open("x", encoding="utf-8") as file:
+        file.write("# Made by sidelit, which makes this folder again when it is gone.\n*\n")
 
 
 # A damaged database may say anything, also in letters that are none.

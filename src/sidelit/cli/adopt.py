@@ -44,6 +44,8 @@ class Part:
     label: str
     folder: str
     patterns: tuple[str, ...]
+    files: int
+    """How many these match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,6 @@ class Found:
     parts: tuple[Part, ...]
     packages: bool
     """Whether there is any `__init__.py`."""
-    files: int
-    """How many have a page."""
     left_out: tuple[SidelitError, ...]
     """Why which sources can have no page, such as those that are no Python."""
     pictures: tuple[str, ...]
@@ -160,7 +160,7 @@ def look(folder: Path) -> Found:
             bad[path] = error
     loose = [name for name in loose if base / name not in bad]
     root = inside or _root(folder, imported)
-    parts = [Part(title, inside or ".", tuple(map(glob.escape, loose)))] if loose else []
+    parts = [Part(title, inside or ".", tuple(map(glob.escape, loose)), len(loose))] if loose else []
     parts += [part for package in packages for part in _package(package, folder, folder / root, bad)]
     if not parts:
         raise next(iter(bad.values()))
@@ -171,7 +171,6 @@ def look(folder: Path) -> Found:
         root.removeprefix("."),
         parts=tuple(parts),
         packages=any(path.stem == "__init__" for path in paths),
-        files=len(paths) - len(bad),
         left_out=tuple(bad.values()),
         pictures=tuple(_pictures(folder, wanted)),
     )
@@ -220,16 +219,17 @@ def _package(package: Path, project: Path, root: Path, bad: Collection[Path]) ->
 
 
 def _part(folder: Path, pattern: str, project: Path, root: Path, bad: Collection[Path]) -> Iterator[Part]:
-    paths = {path for path in folder.glob(pattern) if _is_kept(path.relative_to(folder))}
-    if paths - {*bad}:
+    found = (path for path in folder.glob(pattern) if path.is_file())
+    paths = {path for path in found if _is_kept(path.relative_to(folder))}
+    if kept := paths - {*bad}:
         label = folder.relative_to(root if folder.is_relative_to(root) and folder != root else project)
         without = (
             [f"!{glob.escape(path)}/**/*.py" for path in _passed_over(folder)] if pattern != "*.py" else []
         )
-        found = folder.glob(pattern.replace("*.py", _OF_TESTS))
-        without += sorted(f"!{_escaped(path, folder)}" for path in (*found, *paths & {*bad}))
+        of_tests = folder.glob(pattern.replace("*.py", _OF_TESTS))
+        without += sorted(f"!{_escaped(path, folder)}" for path in (*of_tests, *paths - kept))
         place = folder.relative_to(project).as_posix()
-        yield Part(".".join(label.parts), place, (pattern, *without))
+        yield Part(".".join(label.parts), place, (pattern, *without), len(kept))
 
 
 # Where a module is imported, with the first name that is taken from it.

@@ -129,7 +129,7 @@ def init(given: argparse.Namespace) -> int:
         print(f"skipped: {reason}", file=sys.stderr)
     for path in written:
         print(path.as_posix())
-    files, parts = found.files, len(found.parts)
+    files, parts = sum(part.files for part in found.parts), len(found.parts)
     left = _skipped(found.left_out)
     print(f"{files} file{'s' * (files != 1)} in {parts} part{'s' * (parts != 1)}{left}. Next:")
     there = (

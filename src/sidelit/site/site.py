@@ -60,12 +60,14 @@ from sidelit.site.search import synonyms
 from sidelit.source.decoding import standing_in
 from sidelit.text.math import Typesetter
 
-CACHE = ".cache/sidelit/work"
+# What is kept in a project, and there the work of earlier builds.
+TOP = ".cache/sidelit"
+CACHE = f"{TOP}/work"
 
 
 def graph_of(config: Config) -> Graph:
     """What earlier builds of a project have done."""
-    return Graph(Store(config.project / CACHE))
+    return Graph(Store(config.project / CACHE, top=config.project / TOP))
 
 
 def texts(
