@@ -241,7 +241,10 @@ def search(given: argparse.Namespace) -> int:
     else:
         made = given_configuration(given)
         index = ask.opened(made.project / "build" / "site", given.lang, made.languages[0])
-    answers = index.ask(" ".join(given.words))
+    asked = " ".join(given.words)
+    answers = index.ask(asked)
+    if not answers:
+        print(f"Nothing in this site is found by {asked!r}.", file=sys.stderr)
     for each in answers:
         said = "".join(f"[{part}]" if marked else part for part, marked in each.excerpt)
         print(f"{each.address}  {each.name}" + (f"\n    {said}" if said else ""))

@@ -340,7 +340,8 @@ def test_the_terminal_prints_what_a_page_shows(sample: Path) -> None:
     said = sidelit("search", "bounded", "deque", cwd=sample).stdout.splitlines()
     assert said[0] == "ring.html#Ring.__init__/a-bounded-deque-drops-items  Ring.__init__"
     assert said[1].strip().startswith("A [bounded deque] drops")
-    assert sidelit("search", "qqqqq", cwd=sample, code=1).stdout == ""
+    nothing = sidelit("search", "qqqqq", "q", cwd=sample, code=1)
+    assert (nothing.stdout, nothing.stderr) == ("", "Nothing in this site is found by 'qqqqq q'.\n")
     # An option is a word as well.
     assert sidelit("search", "--bounded", "deque", cwd=sample).stdout.splitlines() == said
     assert "name a word" in sidelit("search", cwd=sample, code=2).stderr
