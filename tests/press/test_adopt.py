@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from press.project import page, sidelit
+from sidelit.site import linting
 
 ROOT = Path(__file__).parent.parent.parent
 WRITTEN = (ROOT / "site/pages/adopt.md").read_text(encoding="utf-8")
@@ -87,6 +88,13 @@ def test_every_command_of_the_page_prints_what_it_says(tmp_path: Path) -> None:
     with pytest.raises(NotImplementedError):
         exec(codes[""], {})
     assert "--accent" in (folder / "build/site/assets/colours.css").read_text(encoding="utf-8")
+
+
+def test_the_tables_name_every_rule_of_lint() -> None:
+    tables = re.findall(r"(?m)^\| rule \|.*\n\|---\|---\|\n((?:\|.*\n)+)", WRITTEN)
+    cells = (line.split(" | ")[0] for table in tables for line in table.splitlines())
+    named = [rule for cell in cells for rule in re.findall("`(.+?)`", cell)]
+    assert sorted(named) == sorted(linting.RULES)
 
 
 def test_the_ten_lines_are_those_that_init_writes(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def test_a_picture_from_elsewhere_is_a_link(project: Path) -> None:
 )
 def test_a_picture_may_lie_in_a_folder_that_is_named(tmp_path: Path, place: str) -> None:
     for name, text in {
+        "nets/__init__.py": "",
         "nets/gan/__init__.py": '"""A block: ![it](block.png)"""\n',
         "nets/gan/style.py": "# A block: ![it](/block.png)\nX = 1\n",
         "docs/readme.txt": "",
