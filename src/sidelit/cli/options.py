@@ -193,13 +193,13 @@ def _print(sub: argparse.ArgumentParser) -> None:
         "--source",
         metavar="LANG",
         default="",
-        help="what the files are written in (default: as the site says that they are part of, or else en)",
+        help="what the files are written in (default: as the site that they belong to says, or en)",
     )
     sub.add_argument(
         "--dialect",
         choices=chapters.DIALECTS,
         default="",
-        help="of docstrings (default: as that site says, or else each is guessed)",
+        help="of docstrings (default: as that site says, or each is guessed)",
     )
     sub.add_argument("--strict", action="store_true", help="a formula or link that is wrong is an error")
     _jobs(sub)
