@@ -1,17 +1,18 @@
 """# What everybody writes
 
-> Ids of headings, addresses without signs around them, and simple tags of HTML.
+> Ids of headings, addresses without signs around them, lists that stand further in, and simple tags of HTML.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterator
 from html import unescape
 
 from markdown_it import MarkdownIt
-from markdown_it.rules_block import StateBlock
+from markdown_it.rules_block import StateBlock, lheading
 from markdown_it.rules_core import StateCore
 from markdown_it.rules_inline.state_inline import StateInline
 from markdown_it.token import Token
@@ -86,6 +87,109 @@ def _address(state: StateInline, silent: bool) -> bool:
         closing.markup, closing.info = "autolink", "auto"
     state.pos += len(address) - len(scheme[0])
     return True
+
+
+# ## Lists that stand further in
+#
+# > In commentary a list right below its sentence is a list, however far its author has indented it.
+#
+# To CommonMark a line that begins with four blanks goes on with the sentence above it, whatever it says: the
+# items would be one long sentence. Code needs a blank line above it, so no code is meant there.
+
+
+def indented_lists(md: MarkdownIt) -> None:
+    """Let a parser know such lists."""
+    md.block.ruler.before("code", "indented_list", _indented_list)
+    md.block.ruler.at("lheading", _underlined)
+    md.block.ruler.at("paragraph", _paragraph)
+
+
+_ITEM = re.compile(r"(?:[-*+]|1[.)])[ \t]+\S")
+_CLOSED = ("paragraph_close", "bullet_list_close", "ordered_list_close")
+
+
+def _text(state: StateBlock, row: int) -> str:
+    return state.src[state.bMarks[row] + state.tShift[row] : state.eMarks[row]]
+
+
+def _is_item(state: StateBlock, row: int) -> bool:
+    return _ITEM.match(_text(state, row)) is not None
+
+
+def _indented_list(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    """Read what stands right below a paragraph, or such a list, as if its indentation were the margin."""
+    below = start > 0 and not state.isEmpty(start - 1) and state.tokens and state.tokens[-1].type in _CLOSED
+    if silent or not below or not state.is_code_block(start) or not _is_item(state, start):
+        return False
+    indent, margin = state.sCount[start], state.blkIndent
+    stop = start + 1
+    while stop < end and not _is_outside(state, stop, indent, margin):
+        stop += 1
+    around = margin, state.lineMax
+    state.blkIndent, state.lineMax = indent, stop
+    state.md.block.tokenize(state, start, stop)
+    state.blkIndent, state.lineMax = around
+    return True
+
+
+def _is_outside(state: StateBlock, row: int, indent: int, margin: int) -> bool:
+    """Whether a line ends a list with this indentation in a text with this margin."""
+    if state.isEmpty(row):
+        return False
+    column, item = state.sCount[row], _is_item(state, row)
+    if state.isEmpty(row - 1):
+        return column < indent or (column < indent + 2 and not item)
+    # A line that is not as far in as the list and no item goes on with the last one, as everywhere.
+    return column < indent and (item or column - margin < _CODE)
+
+
+# The blanks that begin a line of code.
+_CODE = 4
+
+
+def _underlined(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    """A heading is no list, though a line of dashes may stand below one."""
+    count, level = len(state.tokens), state.level
+    if not lheading(state, start, end, silent):
+        return False
+    rows = range(start + 1, state.line - 1)
+    if not any(state.sCount[row] - state.blkIndent >= _CODE and _is_item(state, row) for row in rows):
+        return True
+    del state.tokens[count:]
+    state.line, state.level = start, level
+    return False
+
+
+def _paragraph(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    """The rule of the parser, which knows of no line that ends a paragraph and is indented."""
+    rules = state.md.block.ruler.getRules("paragraph")
+    around, state.parentType = state.parentType, "paragraph"
+    row, cut = start + 1, False
+    while row < state.lineMax and not state.isEmpty(row):
+        column = state.sCount[row]
+        if column - state.blkIndent >= _CODE:
+            if not cut and _is_item(state, row):
+                cut = _is_cut(state, start, row)
+                if not cut:
+                    break
+        elif column >= 0 and any(rule(state, row, state.lineMax, True) for rule in rules):
+            break
+        row += 1
+    state.line = row
+    state.push("paragraph_open", "p", 1).map = [start, row]
+    words = state.push("inline", "", 0)
+    words.content, words.map = state.getLines(start, row, state.blkIndent, False).strip(), [start, row]
+    words.children = []
+    state.push("paragraph_close", "p", -1)
+    state.parentType = around
+    return True
+
+
+def _is_cut(state: StateBlock, start: int, row: int) -> bool:
+    """Whether a formula or a piece of code goes on in a line, which may begin with its minus."""
+    count = Counter(state.src[state.bMarks[start] : state.eMarks[row - 1]])
+    opened = sum(count[each] for each in "([{") > sum(count[each] for each in ")]}")
+    return opened or count["`"] % 2 == 1 or count["$"] % 2 == 1
 
 
 # ## Tags of HTML

@@ -233,6 +233,7 @@ def configured(*, directives: bool = False) -> MarkdownIt:
     if directives:
         md.block.ruler.before("blockquote", "directive", directive, _INTERRUPTS)
     else:
+        inline_syntax.indented_lists(md)
         md.block.ruler.before("blockquote", "anchor", _anchors, _INTERRUPTS)
         md.inline.ruler.before("autolink", "anchor", _anchor)
     # A name for a place is found before the tag that it stands in.

@@ -140,3 +140,10 @@ def test_any_text_has_tokens_whose_lines_are_in_it(text: str) -> None:
     for unit in markup.units(tokens):
         assert all(1 <= markup.line_of(child, unit) <= lines for child in unit.children or ())
         assert "\n" not in markup.plain(unit)
+
+
+def test_on_a_page_an_indented_line_goes_on_with_its_paragraph_as_in_any_markdown() -> None:
+    text = "Text:\n    - a\n    - b\n"
+    kinds = {how: [token.type for token in markup.parse(text, directives=how)] for how in (True, False)}
+    assert kinds[True] == ["paragraph_open", "inline", "paragraph_close"]
+    assert "bullet_list_open" in kinds[False]
