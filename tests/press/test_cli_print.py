@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -265,3 +266,60 @@ def test_a_name_of_a_file_that_is_skipped_leads_nowhere(tmp_path: Path) -> None:
     done = sidelit("print", "a.py", "b.py", "--out", "out", cwd=tmp_path)
     assert "b.py" in done.stderr
     assert (tmp_path / "out/a.html").is_file()
+
+
+HEADED = '''
+r"""
+.. note:: First.
+
+Title
+-----
+
+Words.
+
+Title
+-----
+
+Part
+^^^^
+
+See :class:`f`.
+"""
+
+# # A comment
+#
+# Words.
+#
+# #### Deep
+
+
+def f():
+    """Words of Markdown.
+
+    # One
+
+    ### Two
+
+    # Three
+    """
+'''
+
+
+def test_headings_of_a_docstring_stand_below_the_one_above_them_and_none_skips_a_level(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "headed.py").write_text(HEADED.lstrip(), encoding="utf-8")
+    sidelit("print", "headed.py", "--out", "out", cwd=tmp_path)
+    shown = (tmp_path / "out/headed.html").read_text("utf-8").partition("<main")[2]
+    assert re.findall(r"<(h\d)[^>]*>(?:<code>)?(\w[\w ]*)", shown) == [
+        ("h1", "headed"),
+        ("h2", "Title"),
+        ("h2", "Title"),
+        ("h3", "Part"),
+        ("h2", "A comment"),
+        ("h3", "Deep"),
+        ("h2", "f"),
+        ("h3", "One"),
+        ("h4", "Two"),
+        ("h3", "Three"),
+    ]

@@ -133,7 +133,7 @@ def view(
     :param name: its id on the page that shows it, if that is not its own.
     """
     line = section.lines[0][0] if section.lines else section.first_line
-    doc = Markup(renderer.html(words.tokens, name or section.id, _offset(section)))
+    doc = Markup(renderer.html(tuple(_ranked(section, words)), name or section.id))
     lines = tuple(_lines(renderer, section.lines, renderer.code))
     config, shown = renderer.config, renderer.shown
     return model.SectionView(
@@ -187,10 +187,28 @@ def _newest(renderer: PageRenderer, section: PageSection) -> str:
     return f"{renderer.nav.newest(output)}#{fragment(section.id)}" if noted else ""
 
 
-def _offset(section: PageSection) -> int:
-    """How far headings inside a text move down, so that none skips a level below its section's own."""
+def _ranked(section: PageSection, words: SectionText) -> Iterator[Token]:
+    """The words of a section with headings that stand below the one above them; none skips a level.
+
+    Of what their author typed, it counts which is higher than which. Every dialect begins at another level.
+    """
+    typed = [int(token.tag[1]) for token in words.tokens if token.type == "heading_open"]
     # The templates set a definition in h2, a method in h3, and anything deeper in h4.
-    return 1 + min(section.depth, 2) if section.qualname else 0
+    own, opened = 2 + min(section.depth, 2), list[tuple[int, int]]()
+    least = own + (section.kind in ("class", "function") or bool(section.qualname and not words.title))
+    if words.title and section.tokens:
+        opened.append((int(section.tokens[0].tag[1]), own))
+    elif not section.qualname and section.kind != "module" and typed:
+        # A comment without a title goes on below that of a section above.
+        least = min(max(typed[0], 2), 3)
+    for token in words.tokens:
+        if token.type == "heading_open":
+            level = int(token.tag[1])
+            while opened and opened[-1][0] >= level:
+                opened.pop()
+            opened.append((level, min(opened[-1][1] + 1, 6) if opened else least))
+        heading = token.type in ("heading_open", "heading_close")
+        yield token.copy(tag=f"h{opened[-1][1]}") if heading else token
 
 
 def _usage(renderer: PageRenderer, section: PageSection) -> UsageView:
@@ -259,12 +277,10 @@ class PageRenderer:
             self.build.report(error)
         return Run()
 
-    def html(
-        self, tokens: Sequence[Token], section: str = "", offset: int = 0, heading_ids: bool = False
-    ) -> str:
+    def html(self, tokens: Sequence[Token], section: str = "", heading_ids: bool = False) -> str:
         """Blocks of text; nothing where they hold a mistake."""
         try:
-            context = self._context(section, heading_offset=offset, heading_ids=heading_ids)
+            context = self._context(section, heading_ids=heading_ids)
             return prose.render(tokens, context=context)
         except SidelitError as error:
             self.build.report(error)
@@ -357,9 +373,7 @@ class PageRenderer:
         """The address of a line of the page's source, if the project is published."""
         return fill(self.config.public.source_url, self.build.origin, self.item.source, line)
 
-    def _context(
-        self, section: str, *, place: str = "", heading_offset: int = 0, heading_ids: bool = False
-    ) -> inlines.RenderContext:
+    def _context(self, section: str, *, place: str = "", heading_ids: bool = False) -> inlines.RenderContext:
         hung = ImageResolver(self.build, self.item.source, self.nav.root, self._resolve)
         says = self.item if isinstance(self.item, Chapter) else self.config
         numbered = says.equation_numbers
@@ -371,7 +385,6 @@ class PageRenderer:
             symbols=self._marker.span,
             section=section,
             place=place,
-            heading_offset=heading_offset,
             heading_ids=heading_ids,
             labels=self.labels,
             directive=self._directive,

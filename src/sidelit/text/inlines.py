@@ -207,7 +207,6 @@ class RenderContext:
     :param symbols: the keys of the symbols whose name in the program a piece of code is.
     :param section: the id of the section, which makes the ids of footnotes unique on the page.
     :param place: where in the section a text stands that is not part of its body: its title, the lede.
-    :param heading_offset: what to add to the level of every heading.
     :param heading_ids: whether headings get ids (from the English, so that all languages share them).
     :param labels: the press's own words in the reader's language.
     :param directive: turns a directive and a writer of its words into HTML that is safe.
@@ -224,7 +223,6 @@ class RenderContext:
     symbols: Callable[[str], str] = lambda code: ""
     section: str = ""
     place: str = ""
-    heading_offset: int = 0
     heading_ids: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     directive: Callable[[Directive, Callable[[Sequence[Token]], str]], str] | None = None

@@ -210,9 +210,9 @@ class _Writer(InlineWriter):
             case _ if token.hidden:
                 return ""
             case _ if token.nesting == -1:
-                return f"</{self._name(token)}>\n"
+                return f"</{token.tag}>\n"
             case _:
-                return tag(self._name(token), self._attributes(tokens, index)) + self._former(token)
+                return tag(token.tag, self._attributes(tokens, index)) + self._former(token)
 
     def _former(self, token: Token) -> str:
         """The places of the ids that a heading had before."""
@@ -227,11 +227,6 @@ class _Writer(InlineWriter):
         # The words of a tight list have no element of their own that could say what language they are in.
         attributes = {**(before.attrs if before is not None else {}), **tokens[index].attrs}
         return f"{tag('span', attributes)}{html}</span>" if attributes else html
-
-    def _name(self, token: Token) -> str:
-        if token.type in ("heading_open", "heading_close"):
-            return f"h{min(6, int(token.tag[1]) + self.context.heading_offset)}"
-        return token.tag
 
     def _attributes(self, tokens: Sequence[Token], index: int) -> dict[str, object]:
         token = tokens[index]

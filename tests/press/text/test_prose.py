@@ -122,13 +122,13 @@ def test_without_a_typesetter_formulas_are_shown_as_typed() -> None:
     )
 
 
-def test_headings_are_lowered_and_keep_the_ids_of_the_english() -> None:
+def test_headings_keep_the_ids_of_the_english() -> None:
     tokens = list(markup.parse("# The layer\n\n## The layer\n\n## 層\n"))
     tokens[1] = markup.reinline(tokens[1], "層")
-    context = inlines.RenderContext(resolve=resolve, heading_offset=1, heading_ids=True)
+    context = inlines.RenderContext(resolve=resolve, heading_ids=True)
     assert prose.render(tokens, context=context) == (
-        '<h2 id="the-layer">層</h2>\n<h3 id="the-layer-2">The layer</h3>\n'
-        '<h3 id="層"><span id="section"></span>層</h3>\n'
+        '<h1 id="the-layer">層</h1>\n<h2 id="the-layer-2">The layer</h2>\n'
+        '<h2 id="層"><span id="section"></span>層</h2>\n'
     )
 
 
