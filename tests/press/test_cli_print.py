@@ -323,3 +323,37 @@ def test_headings_of_a_docstring_stand_below_the_one_above_them_and_none_skips_a
         ("h4", "Two"),
         ("h3", "Three"),
     ]
+
+
+QUOTED = '''
+"""风格可以是 'default', "first letter" 或者 "默认 default"，它们 don't，见“引号”.
+
+Python's "str" and '*tone*'.
+"""
+'''
+
+
+def test_quotes_around_letters_are_as_narrow_as_letters_beside_ideographs(tmp_path: Path) -> None:
+    (tmp_path / "quoted.py").write_text(QUOTED.lstrip(), encoding="utf-8")
+    said = {}
+    for lang in ("zh", "ja", "en"):
+        sidelit("print", "quoted.py", "--lang", lang, "--out", lang, cwd=tmp_path)
+        said[lang] = re.sub("<[^>]*>", "", (tmp_path / lang / "quoted.html").read_text("utf-8"))
+    for lang in ("zh", "ja"):
+        assert (
+            "风格可以是 'default', \"first letter\" 或者 “默认 default”，它们 don't，见“引号”." in said[lang]
+        )
+        assert "Python's \"str\" and 'tone'." in said[lang]
+    # A font of letters has printed ones.
+    assert "‘default’, “first letter” 或者 “默认 default”，它们 don’t，见“引号”." in said["en"]
+
+
+def test_english_beside_its_translation_keeps_the_quotes_of_english(tmp_path: Path) -> None:
+    (tmp_path / "quoted.py").write_text('"""# It\'s\n\nIt\'s "new".\n\n- It\'s "old".\n"""\n', "utf-8")
+    (tmp_path / "locale/zh").mkdir(parents=True)
+    words = 'msgctxt "module"\nmsgid "It\'s"\nmsgstr "它\'s"\n'
+    (tmp_path / "locale/zh/quoted.po").write_text(words, "utf-8")
+    sidelit("print", "quoted.py", "--lang", "zh", "--locale", "locale", "--out", "out", cwd=tmp_path)
+    shown = (tmp_path / "out/quoted.html").read_text("utf-8")
+    assert "它's</h1>" in shown
+    assert re.findall(r'lang="en"[^>]*>(It[^<]*)<', shown) == ["It’s “new”.", "It’s “old”."]

@@ -33,7 +33,7 @@ from sidelit.site.directives.kind import ProjectIndex
 from sidelit.site.edition import Page, SectionText
 from sidelit.site.links import Target, fragment
 from sidelit.site.model import CodeLine, Imports, Link, NavGroup, UsageView, code_line
-from sidelit.text import code, columns, inlines, markup, prose
+from sidelit.text import code, columns, inlines, linebreaks, markup, prose
 from sidelit.text.directives import Directive
 
 # ## How high the two sides of a section are
@@ -386,6 +386,7 @@ class PageRenderer:
             section=section,
             place=place,
             heading_ids=heading_ids,
+            typed_quotes=linebreaks.is_cjk_language(self.language.tag),
             labels=self.labels,
             directive=self._directive,
             strict=not self.build.lenient,

@@ -208,6 +208,7 @@ class RenderContext:
     :param section: the id of the section, which makes the ids of footnotes unique on the page.
     :param place: where in the section a text stands that is not part of its body: its title, the lede.
     :param heading_ids: whether headings get ids (from the English, so that all languages share them).
+    :param typed_quotes: whether quotes around letters stay as they were typed.
     :param labels: the press's own words in the reader's language.
     :param directive: turns a directive and a writer of its words into HTML that is safe.
     :param strict: when false, a bad formula or link is shown as plain text instead of being an error, which
@@ -224,6 +225,7 @@ class RenderContext:
     section: str = ""
     place: str = ""
     heading_ids: bool = False
+    typed_quotes: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     directive: Callable[[Directive, Callable[[Sequence[Token]], str]], str] | None = None
     strict: bool = True
@@ -241,17 +243,21 @@ class InlineWriter:
         self.context = context
         self.slots = Slots()
         self._notes: Counter[int] = Counter()
+        self._typed_quotes = False
 
-    def inline(self, token: Token) -> str:
-        """Write the children of an inline token."""
+    def inline(self, token: Token, marks: Mapping[str, object] = MappingProxyType({})) -> str:
+        """Write the children of an inline token; `marks` are the attributes of the element around it."""
         children = token.children or []
+        # What stands there in the language that it was written in is set in the font of that.
+        self._typed_quotes = self.context.typed_quotes and "lang" not in marks
         return "".join(self._child(token, children, index) for index in range(len(children)))
 
     def _child(self, owner: Token, children: Sequence[Token], index: int) -> str:
         child = children[index]
         match child.type:
             case "text" | "text_special":
-                return escape(child.content, quote=False)
+                words = child.meta.get("typed", child.content) if self._typed_quotes else child.content
+                return escape(words, quote=False)
             case "code_inline":
                 gaps = _gaps(children, index, child.content[:1], child.content[-1:])
                 attributes = {"class": gaps, "data-sym": self.context.symbols(child.content)}

@@ -133,6 +133,11 @@ class Phrases:
         return is_cjk(before[-1]) or is_cjk(after[0]) or not before[-1].isascii()
 
 
+def is_cjk_language(tag: str) -> bool:
+    """Whether a language is written in ideographs."""
+    return tag.partition("-")[0] in _PARSERS
+
+
 @lru_cache(8)
 def phrases_of(tag: str, terms: tuple[str, ...] = ()) -> Phrases | None:
     """What cuts the words of a language into phrases, if they are known."""
@@ -167,10 +172,17 @@ _NUMBER = re.compile(
     r"| (?:[kMGTP]i?B(?:/s)?|[mµn]?s|Gbit/s|[TGP]?FLOPs?|GHz)(?!\w))"
 )
 _DIGIT = re.compile(r"\d")
+# Behind an ideograph a browser makes room for a letter, and for a full stop of ASCII, which touches its word.
+_STOP = re.compile(f"(?<={CJK.pattern})[!,.:;?]+")
 # Stand for elements until the numbers are found: no page holds these characters.
-_WBR, _OPEN, _CLOSE = "\ufdd0", "\ufdd1", "\ufdd2"
-_MARKS = {ord(_WBR): "<wbr>", ord(_OPEN): WHOLE, ord(_CLOSE): "</span>"}
-_MARKED = re.compile(f"[{_WBR}{_OPEN}{_CLOSE}]")
+_WBR, _OPEN, _CLOSE, _TOUCHES = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
+_MARKS = {
+    ord(_WBR): "<wbr>",
+    ord(_OPEN): WHOLE,
+    ord(_CLOSE): "</span>",
+    ord(_TOUCHES): '<span class="touches">',
+}
+_MARKED = re.compile(f"[{_WBR}{_OPEN}{_CLOSE}{_TOUCHES}]")
 _SAMPLE = re.compile(r'(<pre class="(?:sample|printed)"[^>]*>(?:<code>)?)(.*?)(?=</code>|</pre>)', re.DOTALL)
 
 
@@ -188,6 +200,8 @@ def settle(html: str, phrases: Phrases | None = None) -> str:
     for at in words:
         if _DIGIT.search(parts[at]):
             parts[at] = _NUMBER.sub(f"{_OPEN}\\g<0>{_CLOSE}", parts[at])
+        if phrases is not None:
+            parts[at] = _STOP.sub(f"{_TOUCHES}\\g<0>{_CLOSE}", parts[at])
         if _MARKED.search(parts[at]):
             parts[at] = parts[at].translate(_MARKS)
     return before + "".join(parts) + closing + after

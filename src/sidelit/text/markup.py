@@ -9,7 +9,7 @@ import functools
 import itertools
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal
@@ -258,13 +258,44 @@ def _printed_quotes(state: StateCore) -> None:
     ]
     for each in addresses:
         each.type = "address"
+    typed = {id(child): child.content for each in state.tokens for child in each.children or ()}
     smartquotes(state)
+    for each in state.tokens:
+        if _QUOTE.search(each.content):
+            _keep_typed(each.children or (), typed)
     for each in addresses:
         each.type = "text"
     state.tokens = whole
 
 
 _QUOTE = re.compile("[\"']")
+_PAIRS = {"\u201d": "\u201c", "\u2019": "\u2018"}
+
+
+def _keep_typed(children: Iterable[Token], typed: Mapping[int, str]) -> None:
+    """Note the words with those quotes as they were typed that have no ideograph between them.
+
+    A font of ideographs draws printed ones as wide as an ideograph. Around letters that is a hole.
+    """
+    said, opened = "", list[tuple[Token, int, int]]()
+    for child in children:
+        was = typed[id(child)]
+        for at in (found.start() for found in _QUOTE.finditer(was)):
+            if (sign := child.content[at]) == was[at]:
+                continue
+            if sign not in _PAIRS:
+                opened.append((child, at, len(said) + at))
+                continue
+            pair = [(child, at)]
+            if opened and opened[-1][0].content[opened[-1][1]] == _PAIRS[sign]:
+                before, begun, place = opened.pop()
+                if inline_syntax.CJK.search(said + child.content, place, len(said) + at):
+                    continue
+                pair.append((before, begun))
+            for token, place in pair:
+                words = token.meta.get("typed", token.content)
+                token.meta["typed"] = words[:place] + typed[id(token)][place] + words[place + 1 :]
+        said += child.content
 
 
 def _doctest(state: StateBlock, start: int, end: int, silent: bool) -> bool:

@@ -220,8 +220,8 @@ class _Writer(InlineWriter):
         return "".join(self.slots.inline(f"{tag('span', {'id': old})}</span>") for old in aliases)
 
     def _sentence(self, tokens: Sequence[Token], index: int) -> str:
-        html = self.inline(tokens[index])
         before = tokens[index - 1] if index else None
+        html = self.inline(tokens[index], before.attrs if before is not None else {})
         if before is not None and before.nesting == 1 and not before.hidden:
             return html
         # The words of a tight list have no element of their own that could say what language they are in.
@@ -324,7 +324,7 @@ class _Writer(InlineWriter):
         # One paragraph needs no paragraph's margins in a cell.
         opening, words, _ = row.body
         attributes = {**opening.attrs, **words.attrs}
-        html = self.inline(words)
+        html = self.inline(words, attributes)
         return f"{tag('span', attributes)}{html}</span>" if attributes else html
 
 

@@ -115,3 +115,10 @@ def test_what_is_outside_of_the_main_part_is_left_alone() -> None:
     assert settle("<head><title>15 GB</title></head><p>15 GB</p>") == (
         "<head><title>15 GB</title></head><p>15 GB</p>"
     )
+
+
+def test_a_full_stop_of_ascii_touches_the_ideograph_before_it() -> None:
+    typed = "<p>工具模块. <code>x</code>, 见 a. 好，再来一个更长的段落, 然后结束.</p>"
+    touching = re.findall(r'(.)<span class="touches">(.)</span>', settled(typed, "zh"))
+    assert touching == [("块", "."), ("落", ","), ("束", ".")]
+    assert "touches" not in settled(typed)
