@@ -76,13 +76,13 @@ class Leading:
 NONE = Leading()
 
 
-def leading(tree: ast.Module, found: Scan, path: str) -> Leading:
+def leading(known: Survey, found: Scan, path: str) -> Leading:
     """Find the imports that a file begins with; there are none where they are all that the file does."""
-    body = [node for node in tree.body if node.lineno not in found.hidden]
-    if body and _is_text(body[0]):
-        spoken, body = body[0].end_lineno or 0, body[1:]
-    else:
-        spoken = 0
+    body = [node for node in known.tree.body if node.lineno not in found.hidden]
+    told = next((row for row, each in known.docstrings.items() if each.owner == 0), 0)
+    words = next((node for node in body if node.lineno == told), None)
+    spoken = words.end_lineno or 0 if words and words is body[0] else 0
+    body = [node for node in body if node is not words]
     run = list(_run(body, spoken, found))
     # A line with two statements goes with the second one.
     while run and len(run) < len(body) and run[-1].end_lineno == body[len(run)].lineno:
@@ -147,14 +147,6 @@ def _offers(node: ast.stmt) -> bool:
     else:
         return False
     return all(isinstance(each, ast.Name) and each.id == "__all__" for each in targets)
-
-
-def _is_text(node: ast.stmt) -> bool:
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
 
 
 def _modules(node: ast.stmt) -> Iterator[Imported]:
@@ -470,7 +462,7 @@ def parse(text: str, path: str, encoding: str = "utf-8") -> Document:
     stretches = Stretches(path)
     drafts = Cutter(found, known, stretches).cut()
     _fit([draft.first for draft in drafts], path)
-    imports = leading(known.tree, found, path)
+    imports = leading(known, found, path)
     sections = tuple(
         replace(each, imports=imports) if imports.rows and _holds(each, imports) else each
         for each in _finish(drafts, found, kept, stretches, imports)

@@ -307,18 +307,43 @@ def _accessors(node: _Defined) -> Iterator[str]:
 
 def docstring(node: _Defined | ast.Module, lines: list[str]) -> str:
     """The docstring of a definition or of a file in these lines, its formulas as they are written."""
-    text = ast.get_docstring(node, clean=False)
-    return "" if text is None else _docstring(node.body[0], text, NOBODY, 0, lines).text
+    stands = _introduction(node)
+    return "" if stands is None else _docstring(node.body[stands[0]], stands[1], NOBODY, 0, lines).text
+
+
+def _introduction(node: _Defined | ast.Module) -> tuple[int, str] | None:
+    """Which statement is the docstring of `node`, and what it evaluates to; nothing if it has none.
+
+    Below `from __future__ import …` a string is none to Python, but the author's introduction to the file.
+    """
+    at = 0
+    if isinstance(node, ast.Module):
+        at = next((at for at, each in enumerate(node.body) if not _is_future(each)), len(node.body))
+    match node.body[at : at + 1]:
+        # What shares its lines with imports is code.
+        case [ast.Expr(value=ast.Constant(value=str(text)))] if not at or _is_alone(node.body, at):
+            return at, text
+    return None
+
+
+def _is_alone(body: Sequence[ast.stmt], at: int) -> bool:
+    """Whether a statement shares its lines with none of the others."""
+    around = body[max(at - 1, 0) : at + 2]
+    return all((one.end_lineno or 0) < other.lineno for one, other in pairwise(around))
+
+
+def _is_future(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.ImportFrom) and statement.module == "__future__" and not statement.level
 
 
 def _note_docstring(node: _Defined | ast.Module, owner: int, found: Survey, lines: list[str]) -> None:
     """Record the docstring of `node`, if it has one."""
-    text = ast.get_docstring(node, clean=False)
-    if text is None:
+    stands = _introduction(node)
+    if stands is None:
         return
-    first = node.body[0]
-    follower = node.body[1].lineno if len(node.body) > 1 else 0
-    found.docstrings[first.lineno] = _docstring(first, text, owner, follower, lines)
+    at, text = stands
+    follower = node.body[at + 1].lineno if at + 1 < len(node.body) else 0
+    found.docstrings[node.body[at].lineno] = _docstring(node.body[at], text, owner, follower, lines)
 
 
 def _docstring(statement: ast.stmt, text: str, owner: int, follower: int, lines: list[str]) -> Docstring:

@@ -46,6 +46,11 @@ FOLDED = {
     ),
     "a comment behind them": ("import os\n\n# Why.\nX = 1\n", (1, 1), ("os",)),
     "a comment among them": ("import os\n\n# Why.\nimport a\nX = 1\n", (1, 1), ("os",)),
+    "words behind the first of them": (
+        '# coding: utf-8\nfrom __future__ import a, b\n"""Text.\n\nMore."""\nimport os\n\nX = 1\n',
+        (1, 6),
+        ("__future__", "os"),
+    ),
     "a licence above them": ("#!/bin/python\n# Licence.\n\nimport os\nX = 1\n", (4, 4), ("os",)),
     "a copyright above them": (
         '# Copyright A.\n\n"""Text."""\n\nimport os\nX = 1\n',

@@ -557,3 +557,47 @@ def test_an_error_prints_as_a_place_a_fault_and_a_way_out() -> None:
     assert str(SidelitError("it is broken", path=Path("a.py"))) == "a.py: it is broken"
     assert str(SidelitError("it is broken", line=3)) == "line 3: it is broken"
     assert str(SidelitError("it is broken")) == "it is broken"
+
+
+INTRODUCED = """#!/bin/python
+# Licence: Copyright A.
+from __future__ import (
+    a,
+)
+from __future__ import b
+
+"""
+
+
+def test_a_string_below_imports_from_the_future_is_what_its_author_says_of_the_module() -> None:
+    words = '"""# Title\n\nText.\n"""\n\nimport os\n\nX = 1\n'
+    (section,) = source.parse(INTRODUCED + words, "a.py").sections
+    assert (section.kind, section.commentary, section.commentary_line) == ("module", "# Title\n\nText.", 8)
+    # The imports stay code.
+    assert [row for row, _ in section.importing] == [1, 2, 3, 4, 5, 6, 7, 12, 13]
+    assert section.source == INTRODUCED + words
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'from __future__ import a; """Text."""\nX = 1\n',
+        'from __future__ import a\n"""Text."""; X = 1\n',
+        'from __future__ import a\nX = 1\n"""Text."""\n',
+        'from .__future__ import a\n"""Text."""\n',
+        'import os\n"""Text."""\n',
+    ],
+)
+def test_a_string_that_shares_its_lines_or_stands_below_other_code_is_none_of_it(text: str) -> None:
+    assert [section.kind for section in source.parse(text, "a.py").sections if section.commentary] in (
+        [],
+        ["comment"],
+    )
+    assert "".join(section.source for section in source.parse(text, "a.py").sections) == text
+
+
+def test_a_module_with_a_docstring_has_no_second_one_below_its_imports() -> None:
+    text = '"""Text."""\nfrom __future__ import a\n"""More."""\nX = 1\n'
+    (section,) = source.parse(text, "a.py").sections
+    assert section.commentary == "Text."
+    assert [row for row, _ in section.code] == [2, 3, 4]
