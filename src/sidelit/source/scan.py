@@ -456,7 +456,17 @@ COMMENT_SIGN = re.compile(r"\A#+:?[ \t]?")
 
 def spoken(rows: Iterable[int], found: Scan) -> list[tuple[int, str]]:
     """The words in the lines of a comment, each with its row."""
-    return _undrawn([(row, _spoken(row, found)) for row in rows])
+    said, fenced = list[tuple[int, str]](), False
+    for row in rows:
+        text = _spoken(row, found)
+        fenced ^= text.lstrip().startswith(("```", "~~~"))
+        code = fenced or text.startswith(("    ", "\t"))
+        said.append((row, text if code else _CLOSING.sub("", text)))
+    return _undrawn(said)
+
+
+# The right side of a box, which says as little as the signs that close a heading of Markdown.
+_CLOSING = re.compile(r"(?<=\S)[ \t]+#{2,}[ \t]*$")
 
 
 def _spoken(row: int, found: Scan) -> str:

@@ -601,3 +601,19 @@ def test_a_module_with_a_docstring_has_no_second_one_below_its_imports() -> None
     (section,) = source.parse(text, "a.py").sections
     assert section.commentary == "Text."
     assert [row for row, _ in section.code] == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("comment", "words"),
+    [
+        ("# Routing ######", "Routing"),
+        ("#########\n# Routing #\n# Views ##\n#########", "Routing #\nViews"),
+        ("# ## Routing ##\n#\n# C # is not C ##, nor F## ####", "## Routing\n\nC # is not C ##, nor F##"),
+        ("# ```\n# a ##\n# ```\n#\n#     b ##", "```\na ##\n```\n\n    b ##"),
+        ("#\n# ##\n# x", "##\nx"),
+    ],
+)
+def test_signs_that_close_a_line_of_a_comment_are_no_words(comment: str, words: str) -> None:
+    text = f"{comment}\n\nX = 1\n"
+    (section,) = source.parse(text, "a.py").sections
+    assert (section.commentary, section.source) == (words, text)
