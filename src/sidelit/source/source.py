@@ -367,9 +367,10 @@ class Cutter:
 # - where the code leaves the block that the section stands in.
 #
 # A block of `#` lines right above a definition stays a section of its own, since a reader may want to point
-# at either. A string is commentary when it is a docstring and shares its lines with no code. Some `#` lines
-# are code: those inside brackets or between a decorator and its `def`, a comment behind a statement, and
-# those that talk to a tool instead of a reader. What the press is told in comments, [marks](scan.py) say.
+# at either. A string is commentary when it is a docstring and shares its lines with no code; one below
+# `from __future__ import …` is the docstring of a module that has no other. Some `#` lines are code: those
+# inside brackets or between a decorator and its `def`, a comment behind a statement, and those that talk to
+# a tool instead of a reader. What the press is told in comments, [marks](scan.py) say.
 
 
 # Nobody reads a page with more of them: the longest files of the standard library have two thousand.
