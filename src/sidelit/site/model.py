@@ -296,6 +296,18 @@ class SectionView:
     joined: tuple[SectionView, ...] = ()
     """The sections without words whose code stands at the end of this one's."""
 
+    @property
+    def defines(self) -> int:
+        """How many definitions begin in its block."""
+        return sum(each.kind in ("class", "function") for each in (self, *self.joined))
+
+    @property
+    def employed(self) -> tuple[SectionView, ...]:
+        """Those of its block that are used, or tested in other ways than the section itself."""
+        unused, own = UsageView(), self.backlinks
+        found = [each for each in self.joined if each.backlinks not in (unused, UsageView((), own.tests))]
+        return (self, *found) if own != unused else tuple(found)
+
 
 @dataclass(frozen=True, slots=True)
 class TranslatedSection:

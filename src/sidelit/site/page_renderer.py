@@ -437,17 +437,8 @@ def _with_joined(head: model.SectionView, *joined: model.SectionView) -> model.S
     for each in joined:
         first, *rest = each.lines
         lines += [replace(first, ids=(each.id, *each.aliases)), *rest]
-    together = (head, *joined)
-    return replace(
-        head,
-        lines=tuple(lines),
-        joined=joined,
-        above=not head.figure and words_above(head.doc, lines),
-        backlinks=UsageView(
-            tuple(dict.fromkeys(use for each in together for use in each.backlinks.uses)),
-            tuple(dict.fromkeys(test for each in together for test in each.backlinks.tests)),
-        ),
-    )
+    above = not head.figure and words_above(head.doc, lines)
+    return replace(head, lines=tuple(lines), joined=joined, above=above)
 
 
 def _fold(

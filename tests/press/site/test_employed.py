@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from press.project import SAMPLE, edit, git, sidelit, translate
+from press.project import SAMPLE, edit, git, sidelit, translate, unbroken
 
 WINDOW = '''"""# The window
 
@@ -37,6 +37,24 @@ class Window:
 
 
 RING = Ring(3)
+
+
+class Pair:
+    """Of methods."""
+
+    def first(self) -> int:
+        """The first of them."""
+        return 1
+
+    def _second(self) -> int:
+        return self._inner()
+
+    def _inner(self) -> int:
+        return 2
+
+    def third(self) -> int:
+        """The third."""
+        return self._second()
 
 
 class Many:
@@ -148,8 +166,17 @@ def test_neither_an_import_nor_a_class_itself_is_a_use(pages: Path) -> None:
         "tools/window.html#Window.other",
         "tools/window.html#module/ring-ring-3",
     ]
-    assert below(pages, "tools/window.html", "Window")[0] == "Tests: 1"
+    assert below(pages, "tools/window.html", "Window")[0] == "Window Tests: 1"
     assert "Uses" not in below(pages, "tools/window.html", "Window.again")[0]
+
+
+def test_what_uses_code_without_words_stands_below_its_own_name(pages: Path) -> None:
+    text = (pages / "tools/window.html").read_text("utf-8").partition('<section id="Pair.first"')[2]
+    boxes = re.findall(r'(?s)<details class="employed">(.*?)</details>', text.partition("</section>")[0])
+    assert [re.findall(r'<summary>(.*?)</summary>|href="([^"]*)"', unbroken(box)) for box in boxes] == [
+        [("<code>_second</code> Uses: 1", ""), ("", "#Pair.third")],
+        [("<code>_inner</code> Uses: 1", ""), ("", "#Pair._second")],
+    ]
 
 
 def test_a_test_that_names_least_comes_first_and_helpers_and_fixtures_count(pages: Path) -> None:
@@ -166,7 +193,7 @@ def test_a_test_that_names_least_comes_first_and_helpers_and_fixtures_count(page
 
 def test_only_the_tests_that_a_chapter_names_prove_it(pages: Path) -> None:
     lines = below(pages, "tools/window.html", "Window.other")
-    assert lines[0] == "Tests: 1"
+    assert lines[0] == "other Tests: 1"
     assert lines[-1].endswith("TestMany::test_much")
 
 
