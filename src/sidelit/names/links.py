@@ -8,12 +8,13 @@ from __future__ import annotations
 import ast
 import gc
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from sidelit.cache.records import quick
 from sidelit.names import kinds, scopes
-from sidelit.names.kinds import NOTHING, Function, Instance, Known, Outside, either
+from sidelit.names.kinds import NOTHING, Class, Function, Instance, Known, Module, Outside, either
 from sidelit.names.library import File, Library, Meaning, ProjectFiles, Written
 from sidelit.names.objects import Objects
 from sidelit.names.scopes import Binding, Scope, absolute, place
@@ -69,6 +70,27 @@ class Values(Objects):
         if scope.function.narrowed and ast.unparse(node) in scope.function.narrowed:
             return None
         return self.attribute(self.of(node.value, scope), node.attr)[1]
+
+    def below(self, module: str, name: str) -> Meaning | None:
+        """What a dotted name means in a module; the module itself, if it is empty."""
+        meaning, known = module, Module(module)  # type: tuple[Meaning | None, Known | None]
+        for part in name.split(".") if name else ():
+            before = known
+            meaning, known = self.attribute(before, part)
+            if meaning is None and (several := self._bindings(before, part)):
+                meaning, known = several[-1], self.known(several[-1])
+        return meaning
+
+    def _bindings(self, whole: Known | None, name: str) -> Sequence[Binding]:
+        """All definitions of one name, such as the overloads of a function; any of them is what is meant."""
+        if isinstance(whole, Module) and whole.name in self.library.files:
+            scope = self.library.files[whole.name].survey.top
+        elif isinstance(whole, Class) and isinstance(whole.what, Binding):
+            scope = self._body(whole.what)
+        else:
+            return ()
+        several = [*scope.bindings.get(name, ()), *scope.attributes.get(name, ())]
+        return [each for each in several if each.kind in ("class", "function")] or several[:1]
 
     def call(self, node: ast.Call, scope: Scope) -> Known | None:
         if isinstance(node.func, ast.Name) and node.func.id == "super" and not node.args:
@@ -203,17 +225,20 @@ class Link:
 Links = Mapping[int, tuple[Link, ...]]
 # The lines on which each name of a file is bound, in the order of the numbers of its bindings.
 Lines = Mapping[str, tuple[int, ...]]
+# A name that the words of a file say, and the definition that they are about; empty for the whole file.
+Said = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was found in a file: its links, by line, the lines on which it binds each name, and the modules
-    whose code decides what its names mean.
+    """What was found in a file: its links, by line, the lines on which it binds each name, the modules whose
+    code decides what its names mean, and what the names in its words mean.
     """
 
     links: Links = field(default_factory=dict)
     lines: Lines = field(default_factory=dict)
     asked: frozenset[str] = frozenset()
+    said: Mapping[Said, Definition | str] = field(default_factory=dict)
 
 
 # How much text stays outlined before all of it is put away, in characters; it takes twice as many bytes.
@@ -262,8 +287,11 @@ class Names:
         """The links of a file, by line."""
         return self.of(path).links
 
-    def of(self, path: str) -> Found:
-        """The links of a file, and what others need to find the line of a name of it."""
+    def of(self, path: str, said: Collection[Said] = ()) -> Found:
+        """The links of a file, and what others need to find the line of a name of it.
+
+        :param said: the names in its words.
+        """
         if self.files.size > self._most:
             self._put_away()
         if path not in self._modules:
@@ -275,8 +303,32 @@ class Names:
                 return Found()
             for line, link in self._all(file):
                 found.setdefault(line, {})[link.start] = link
+        # Now the outline of the file itself is at hand.
+        named = {each: to for each in said if (to := self._named(file, *each))}
         links = {line: tuple(row[start] for start in sorted(row)) for line, row in sorted(found.items())}
-        return Found(links, file.survey.lines, frozenset(self.files.asked))
+        return Found(links, file.survey.lines, frozenset(self.files.asked), named)
+
+    def _named(self, file: File, name: str, around: str) -> Definition | str | None:
+        """What words mean by a name: a full one, or one in the definition that they are about, in one around
+        it, in the module or in its packages.
+
+        One word, and what a dot begins, is looked for nearby first. For any other name that comes last.
+        """
+        bare, packages = name.lstrip("."), [*_inwards(file.module.rpartition(".")[0])][::-1]
+        words = bare.split(".")
+        whole = [(".".join(words[:end]), ".".join(words[end:])) for end in range(1, len(words) + 1)]
+        near = [(file.module, f"{each}.{bare}") for each in _inwards(around)][::-1]
+        near += [(module, bare) for module in (file.module, *packages)]
+        for module, inside in (*near, *whole) if name != bare or len(words) == 1 else (*whole, *near):
+            try:
+                to = self._target(self.values.below(module, inside)) if self.library.inside(module) else None
+            except RecursionError:
+                continue
+            # A function beside the module is more likely meant than the module.
+            beside = module in packages and inside == bare
+            if to and not (beside and isinstance(to, Definition) and to.kind == "module"):
+                return to
+        return bare if name == bare and words[0] not in self.files.tops else None
 
     def _all(self, file: File) -> Iterator[tuple[int, Link]]:
         for node, scope in file.survey.uses:
@@ -341,6 +393,11 @@ class Names:
         if meaning is None or meaning.kind == "import" or _is_receiver(meaning):
             return None
         return Definition(self.paths[meaning.scope.module], meaning.kind, meaning.qualname, meaning.number)
+
+
+def _inwards(name: str) -> Iterable[str]:
+    """`a`, `a.b`, `a.b.c`."""
+    return accumulate(name.split("."), "{}.{}".format) if name else ()
 
 
 def _is_receiver(meaning: Binding) -> bool:

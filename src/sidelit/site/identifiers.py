@@ -21,10 +21,10 @@ from sidelit.config.chapters import Chapter
 from sidelit.config.config import Config
 from sidelit.names import library
 from sidelit.names.library import Written
-from sidelit.names.links import Definition, Found, Lines, Links, Names
+from sidelit.names.links import Definition, Found, Lines, Links, Names, Said
 from sidelit.site.content import SourcePage
 from sidelit.site.links import fragment
-from sidelit.text import code
+from sidelit.text import code, inlines
 from sidelit.text.code import Mark
 
 # ## The links of all sources
@@ -45,11 +45,13 @@ class Outline:
 
     :param digest: stands for the place of each link, and for what it leads to.
     :param bound: where the source binds its names.
+    :param said: which of the targets each name in its words means.
     """
 
     digest: str = ""
     targets: tuple[Target, ...] = ()
     bound: Lines = field(default_factory=dict)
+    said: Mapping[Said, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,14 @@ class Linked:
     outlines: Mapping[str, Outline]
 
 
-def linked(folder: Path, pages: Sequence[SourcePage], jobs: int | None, *, sparing: bool = False) -> Linked:
+def linked(
+    folder: Path,
+    pages: Sequence[SourcePage],
+    jobs: int | None,
+    shown: Mapping[str, Shown],
+    *,
+    sparing: bool = False,
+) -> Linked:
     """Find out what the names in chapters mean; `folder` is the one that their paths start from.
 
     `sparing` takes little memory and more time for what is known of all sources.
@@ -90,8 +99,12 @@ def linked(folder: Path, pages: Sequence[SourcePage], jobs: int | None, *, spari
     made: dict[str, Links] = {}
     outlines: Mapping[str, Outline] = packed if sparing else known
     if missing:
+
+        def of(source: str) -> Found:
+            return names.of(source, shown[source].said if source in shown else ())
+
         with names:
-            for source, found in zip(missing, workers.shared(names.of, missing, jobs), strict=True):
+            for source, found in zip(missing, workers.shared(of, missing, jobs), strict=True):
                 page, outline = chapters[source], _outline(found)
                 put(source, outline)
                 if graph.keeps:
@@ -126,7 +139,8 @@ def _outline(found: Found) -> Outline:
         for line, row in found.links.items()
         for link in row
     ]
-    return Outline(store.digest(places, tuple(targets)), tuple(targets), found.lines)
+    said = {each: targets.setdefault(to, len(targets)) for each, to in found.said.items()}
+    return Outline(store.digest(places, tuple(targets), said), tuple(targets), found.lines, said)
 
 
 def written(folder: Path, chapters: Iterable[Chapter]) -> tuple[Written, ...]:
@@ -156,11 +170,20 @@ class Shown:
 
     :param lines: the lines of code, one bit for each.
     :param sections: the id of each class and function, by the line and the name of its definition.
+    :param module: its name.
+    :param said: the names in its words.
     """
 
     output: str
     lines: int
     sections: Mapping[tuple[int, str], str]
+    module: str = ""
+    said: tuple[Said, ...] = ()
+
+    def places(self) -> Iterator[tuple[str, str]]:
+        """The full name of each class and function, and its id."""
+        # Of several of one name, such as overloads, the last one counts.
+        yield from {f"{self.module}.{name}": place for (_, name), place in self.sections.items()}.items()
 
 
 def shown(page: SourcePage) -> Shown:
@@ -169,8 +192,9 @@ def shown(page: SourcePage) -> Shown:
 
 
 def _shown(page: SourcePage) -> Shown:
-    numbers, sections = set[int](), {}
+    numbers, sections, said = set[int](), {}, dict[Said, None]()
     for section in page.sections:
+        said.update(((name, section.qualname), None) for name in inlines.named(section.tokens))
         numbers.update(number for number, _ in (section.imports.lines if section.imports else ()))
         for number, _ in section.lines:
             numbers.add(number)
@@ -180,7 +204,8 @@ def _shown(page: SourcePage) -> Shown:
     for number in numbers:
         bits[number // 8] |= 1 << number % 8
     lines = int.from_bytes(bits, "little")
-    return Shown(page.item.output, lines, sections)
+    module = page.item.module if isinstance(page.item, Chapter) else ""
+    return Shown(page.item.output, lines, sections, module, tuple(said))
 
 
 def _of(links: Mapping[str, Links], source: str) -> Links:
@@ -202,6 +227,7 @@ class Identifiers:
     documented: Mapping[str, str]
     outlines: Mapping[str, Outline] = field(default_factory=dict)
     _places: dict[Definition | str, tuple[str, str | None]] = field(default_factory=dict, repr=False)
+    _ends: dict[str, list[tuple[str, str, str]]] = field(default_factory=dict, repr=False)
     _marked: dict[tuple[object, ...], tuple[tuple[int, str], ...]] = field(default_factory=dict, repr=False)
 
     def lines(
@@ -258,8 +284,31 @@ class Identifiers:
         anchor = self.anchor(to)
         if place is None or anchor is None:
             return None
-        path = "" if place.output == page else _relative(place.output, page)
-        return path + (f"#{fragment(anchor)}" if anchor else "") or None
+        return _address(place.output, anchor, page)
+
+    def said(self, source: str, name: str, around: str, page: str) -> str | None:
+        """The address of what words about the definition `around` in a source mean by a name."""
+        note(READ.format(source))
+        outline = self.outlines.get(source, Outline())
+        place = outline.said.get((name, around))
+        if place is not None:
+            return self.address(outline.targets[place], page)
+        there = self.ending(name) if name.startswith(".") else None
+        return _address(*there, page) if there else None
+
+    def ending(self, name: str) -> tuple[str, str] | None:
+        """The page and the id of what alone has a full name that ends so, as in `.ring.Ring`.
+
+        A module counts where no class or function ends so.
+        """
+        note(ENDING.format(name))
+        if not self._ends:
+            for shown in self.shown.values():
+                for full, place in (*shown.places(), (shown.module, "")):
+                    self._ends.setdefault(full.rpartition(".")[2], []).append((full, shown.output, place))
+        found = [each for each in self._ends.get(name.rpartition(".")[2], ()) if f".{each[0]}".endswith(name)]
+        found = [each for each in found if each[2]] or found
+        return found[0][1:] if len(found) == 1 else None
 
     def anchor(self, to: Definition) -> str | None:
         """The id of a definition on its page, if it is shown there; empty for the page itself."""
@@ -285,8 +334,8 @@ class Identifiers:
 
 # How many sections stay at hand with their links.
 MOST = 1000
-# What a task notes that reads the links of a source.
-READ = "names:{}"
+# What a task notes that reads the links of a source, or asks which full name ends in some way.
+READ, ENDING = "names:{}", "ending:{}"
 NOBODY = Identifiers({}, partial(_of, {}), {})
 
 
@@ -298,13 +347,9 @@ def identifiers(
     :raises SidelitError: a list of documented names cannot be read.
     """
     documented = library.addresses(config.inventories, config.folder, config.shown(config.folder))
-    found = linked(config.project, [*pages, *unshown], jobs)
-    return Identifiers(
-        {page.item.source: shown(page) for page in pages if not page.prose},
-        found.links,
-        documented,
-        found.outlines,
-    )
+    on_pages = {page.item.source: shown(page) for page in pages if not page.prose}
+    found = linked(config.project, [*pages, *unshown], jobs, on_pages)
+    return Identifiers(on_pages, found.links, documented, found.outlines)
 
 
 def _opening(href: str, to: Definition | str) -> str:
@@ -316,5 +361,7 @@ def _opening(href: str, to: Definition | str) -> str:
     return f'<a class="n" href="{escape(href)}" tabindex="-1"{told}>'
 
 
-def _relative(target: str, page: str) -> str:
-    return quote(posixpath.relpath(target, posixpath.dirname(page) or "."))
+def _address(target: str, anchor: str, page: str) -> str | None:
+    """The address of a place on one page seen from another; none of a page seen from itself."""
+    path = "" if target == page else quote(posixpath.relpath(target, posixpath.dirname(page) or "."))
+    return path + (f"#{fragment(anchor)}" if anchor else "") or None

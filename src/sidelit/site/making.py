@@ -89,6 +89,7 @@ def inputs(build: BuildContext, graph: Graph) -> str:
     graph.input("ids", lambda source: store.digest(index.targets[source].ids))
     graph.input("leads", lambda address: store.digest(build.leads.get(address, {})))
     graph.input("names", build.names.digest)
+    graph.input("ending", lambda name: store.digest(build.names.ending(name)))
     graph.input("backlinks", build.backlinks.digest)
     graph.input("uses", lambda term: store.digest(build.uses.get(term, ())))
     graph.input("cited", cited)

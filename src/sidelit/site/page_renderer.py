@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 
 from markdown_it.token import Token
@@ -133,7 +133,8 @@ def view(
     :param name: its id on the page that shows it, if that is not its own.
     """
     line = section.lines[0][0] if section.lines else section.first_line
-    doc = Markup(renderer.html(tuple(_ranked(section, words)), name or section.id))
+    ranked = tuple(_ranked(section, words))
+    doc = Markup(renderer.html(ranked, name or section.id, about=section.qualname))
     lines = tuple(_lines(renderer, section.lines, renderer.code))
     config, shown = renderer.config, renderer.shown
     return model.SectionView(
@@ -143,7 +144,7 @@ def view(
         qualname=section.qualname,
         name=section.qualname.rpartition(".")[2] if section.kind in ("class", "function") else "",
         depth=section.depth,
-        title=renderer.inline(words.title, "title", name or section.id),
+        title=renderer.inline(words.title, "title", name or section.id, about),
         doc=doc,
         lines=lines,
         imports=_imports(renderer, section),
@@ -277,16 +278,20 @@ class PageRenderer:
             self.build.report(error)
         return Run()
 
-    def html(self, tokens: Sequence[Token], section: str = "", heading_ids: bool = False) -> str:
-        """Blocks of text; nothing where they hold a mistake."""
+    def html(
+        self, tokens: Sequence[Token], section: str = "", heading_ids: bool = False, about: str = ""
+    ) -> str:
+        """Blocks of text, `about` a definition; nothing where they hold a mistake."""
         try:
-            context = self._context(section, heading_ids=heading_ids)
+            context = self._context(section, about, heading_ids=heading_ids)
             return prose.render(tokens, context=context)
         except SidelitError as error:
             self.build.report(error)
             return ""
 
-    def inline(self, tokens: Sequence[Token], place: str, section: str | None = None) -> Markup:
+    def inline(
+        self, tokens: Sequence[Token], place: str, section: str | None = None, about: str = ""
+    ) -> Markup:
         """Headings and ledes: the inline tokens among `tokens`, without a block around them.
 
         They are written apart from the text of their section, so `place` tells their references to its
@@ -298,7 +303,9 @@ class PageRenderer:
         for token in tokens:
             if token.type == "inline":
                 try:
-                    said.append(prose.render_inline(token, context=self._context(section, place=place)))
+                    said.append(
+                        prose.render_inline(token, context=self._context(section, about, place=place))
+                    )
                 except SidelitError as error:
                     self.build.report(error)
         return Markup(" ".join(said))
@@ -373,7 +380,9 @@ class PageRenderer:
         """The address of a line of the page's source, if the project is published."""
         return fill(self.config.public.source_url, self.build.origin, self.item.source, line)
 
-    def _context(self, section: str, *, place: str = "", heading_ids: bool = False) -> inlines.RenderContext:
+    def _context(
+        self, section: str, about: str = "", *, place: str = "", heading_ids: bool = False
+    ) -> inlines.RenderContext:
         hung = ImageResolver(self.build, self.item.source, self.nav.root, self._resolve)
         says = self.item if isinstance(self.item, Chapter) else self.config
         numbered = says.equation_numbers
@@ -381,6 +390,7 @@ class PageRenderer:
             resolve=self._resolve,
             image=hung.address,
             picture_size=hung.size,
+            name=partial(self._named, about),
             math=Watched(self.build, self._marker, numbered),
             symbols=self._marker.span,
             section=section,
@@ -399,6 +409,10 @@ class PageRenderer:
         except SidelitError as error:
             self.build.report(error)
             return ""
+
+    def _named(self, about: str, name: str) -> str | None:
+        page = (self.host or self.shown).source.item.output
+        return self.build.names.said(self.item.source, name, about, page)
 
     def _resolve(self, href: str, line: int) -> str:
         host = self.host.source.item.output if self.host else ""

@@ -238,7 +238,7 @@ def write(job: Job, out: Output, jobs: int | None = None) -> Made:
         chapters = tuple(page.item for page in written if isinstance(page.item, Chapter))
         made = replace(made, parts=(replace(made.parts[0], chapters=chapters),))
         # The links of all files together may be more than memory holds.
-        linked = identifiers.linked(Path.cwd(), written, jobs, sparing=True)
+        linked = identifiers.linked(Path.cwd(), written, jobs, shown, sparing=True)
         title = made.language(job.lang).word("files")
         written += [content.SourcePage(item, title, (), Ids()) for item in made.front]
         linking = identifiers.Identifiers(shown, linked.links, {}, linked.outlines)

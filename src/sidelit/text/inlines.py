@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from types import MappingProxyType
@@ -180,11 +180,19 @@ LABELS: Mapping[str, str] = MappingProxyType(
 
 
 # A link to a name of the code, `py:package.module.Class`, which is shown without one where nobody knows it.
+# As in a role of Sphinx, a dot may stand for what is left out before the name: `py:.Class`.
 NAME = "py:"
 # Addresses that leave the site. Every other scheme is the resolver's to know (`bib:`, `src:`) or to refuse.
 _OUTSIDE = re.compile(r"https?://|mailto:", re.IGNORECASE)
 _FAR = re.compile(r"https?://", re.IGNORECASE)
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.IGNORECASE)
+
+
+def named(tokens: Iterable[Token]) -> Iterator[str]:
+    """The names of the code that a text would lead to."""
+    children = (child for token in tokens for child in token.children or ())
+    targets = (str(child.attrs["href"]) for child in children if child.type == "link_open")
+    return (target.removeprefix(NAME) for target in targets if target.startswith(NAME))
 
 
 class Typesets(Protocol):
@@ -321,12 +329,12 @@ class InlineWriter:
     def _open_link(self, owner: Token, token: Token) -> str:
         if (target := str(token.attrs["href"])).startswith(NAME):
             known = self.context.name(target.removeprefix(NAME)) or ""
-            return self.slots.anchor(tag("a", {"href": known}))
+            return self.slots.anchor(tag("a", {"href": known, "rel": _rel(known)}))
         address = self._address(owner, token, str(token.attrs["href"]), self.context.resolve)
         if address is None:
             return self.slots.anchor("<a>")
-        rel = "noopener" if _OUTSIDE.match(address) else ""
-        title, bare = token.attrs.get("title", ""), "bare" if token.markup == "autolink" else ""
+        rel, bare = _rel(address), "bare" if token.markup == "autolink" else ""
+        title = token.attrs.get("title", "")
         return self.slots.anchor(tag("a", {"href": address, "class": bare, "rel": rel, "title": title}))
 
     def _image(self, owner: Token, children: Sequence[Token], index: int) -> str:
@@ -391,6 +399,10 @@ class InlineWriter:
         """The id of the `count`-th reference to a footnote."""
         place = f"{self.context.place}-" if self.context.place else ""
         return f"{self.context.section}:{place}ref-{number + 1}-{count}".lstrip(":")
+
+
+def _rel(address: str) -> str:
+    return "noopener" if _OUTSIDE.match(address) else ""
 
 
 def fragment(identifier: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from sidelit.cache.graph import Graph
 from sidelit.cache.store import Store
 from sidelit.config import config
-from sidelit.names.links import Found, Names
+from sidelit.names.links import Found, Names, Said
 from sidelit.site import identifiers, site
 
 TOML = """title = "Rings"
@@ -56,9 +57,9 @@ def asked(project: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[set[str], ide
     found: set[str] = set()
     real = Names.of
 
-    def noted(names: Names, path: str) -> Found:
+    def noted(names: Names, path: str, said: Collection[Said] = ()) -> Found:
         found.add(path.removeprefix("src/top/"))
-        return real(names, path)
+        return real(names, path, said)
 
     monkeypatch.setattr(Names, "of", noted)
     made = config.load(project / "site/sidelit.toml")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from press.project import sidelit
+from press.project import sidelit, unbroken
 
 CONFIG = """\
 title = "Two"
@@ -128,6 +128,100 @@ def test_printed_files_link_to_each_other(project: Path) -> None:
     assert ("grow", "low.html#Thing.grow") in links(project / "out" / "high.html")
     sidelit("print", "src/two/high.py", "--out", "one", cwd=project)
     assert {href for _, href in links(project / "one" / "high.html")} == {"#line-6"}
+
+
+KINDS = '''\
+"""What there is.
+
+See :mod:`three.use`, :func:`three.use.use`, :func:`.use.use`, :func:`.use` and :mod:`three.kinds`.
+"""
+
+LIMIT = 8
+
+
+class Kind:
+    """A kind; see :meth:`make`, :attr:`~Kind.size`, :data:`LIMIT` and :class:`!Kind`."""
+
+    def __init__(self):
+        self.size = LIMIT
+
+    def make(self):
+        """Made by :py:func:`~three.use.use`, or :meth:`.make`."""
+
+
+class Sub(Kind):
+    """Has :meth:`Sub.make`, :meth:`.Kind.make`, no :meth:`break`; see :func:`len`, :func:`abs`."""
+
+
+@overload
+def load(name): ...
+def load(name):
+    """Not :func:`.load`."""
+'''
+USE = '''\
+"""Use it."""
+
+from three import kinds
+
+
+def use():
+    """Takes a :class:`three.Kind`, :class:`~three.kinds.Kind`, :class:`.Kind` or :class:`kinds.Kind`.
+
+    Args:
+        kind: :func:`words <three.kinds.load>` of :class:`Kind`, :class:`three.kinds.Secret`.
+    """
+
+
+# sidelit: hide
+class Secret:
+    """Nothing."""
+# sidelit: show
+'''
+OTHER = '''\
+"""Before :class:`three.use.Secret`, :mod:`.kinds`, :class:`.kinds.Kind` and :attr:`.Kind.size`."""
+'''
+# By their pages, the words of each role and where they lead.
+ROLES = {
+    "kinds": [
+        *(("three.use", "use.html"), ("three.use.use", "use.html#use")),
+        ("use.use", "use.html#use"),
+        *(("make", "#Kind.make"), ("size", "#line-13"), ("LIMIT", "#line-6")),
+        *(("use", "use.html#use"), ("make", "#Kind.make")),
+        *(("Sub.make", "#Kind.make"), ("Kind.make", "#Kind.make")),
+        ("len", "https://docs.example.org/functions.html#len"),
+        ("load", "#load"),
+    ],
+    "use": [
+        *(("three.Kind", "kinds.html#Kind"), ("Kind", "kinds.html#Kind"), ("Kind", "kinds.html#Kind")),
+        *(("kinds.Kind", "kinds.html#Kind"), ("words", "kinds.html#load"), ("Kind", "kinds.html#Kind")),
+    ],
+    "other": [
+        *(("kinds", "kinds.html"), ("kinds.Kind", "kinds.html#Kind"), ("Kind.size", "kinds.html#line-13")),
+    ],
+}
+
+
+def roles(page: Path) -> list[tuple[str, str]]:
+    words = "".join(re.findall(r'(?s)<div class="doc.*?<p class="acts">', page.read_text("utf-8")))
+    found = re.findall(r'<a href="([^"]*)"(?: rel="noopener")?><code>([^<]*)</code></a>', unbroken(words))
+    return [(name, href) for href, name in found]
+
+
+@pytest.mark.parametrize("dialect", ["auto", "rest", "google", "numpy"])
+def test_roles_of_sphinx_lead_to_what_they_name(project: Path, dialect: str) -> None:
+    (project / "src/three").mkdir()
+    files = {"__init__": "from three.kinds import Kind\n", "kinds": KINDS, "use": USE, "other": OTHER}
+    for name, text in files.items():
+        (project / f"src/three/{name}.py").write_text(text, "utf-8")
+    part = f'[[parts]]\nlabel = "Three"\nfolder = "src/three"\ndialect = "{dialect}"\nchapters = ["*.py"]\n'
+    (project / "site/sidelit.toml").write_text(CONFIG.replace("[course]", f"{part}\n[course]"), "utf-8")
+    sidelit("build", cwd=project)
+    for folder in (project / "build/site", project / "build/site/ja"):
+        assert {name: roles(folder / f"three/{name}.html") for name in ROLES} == ROLES
+    # Two functions are called `use`, so that `.use` is none of them.
+    sidelit("print", "src", "--out", "out", "--dialect", dialect, cwd=project)
+    printed = {name: [each for each in found if each[0] != "len"] for name, found in ROLES.items()}
+    assert {name: roles(project / f"out/three/{name}.html") for name in ROLES} == printed
 
 
 def test_what_sphinx_lists_is_read(project: Path) -> None:

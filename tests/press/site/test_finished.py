@@ -91,6 +91,17 @@ def published(project: Path) -> None:
 NEW = '"""# More\n\n> Of it.\n"""\n\nfrom sample.ring import Ring\n\nMORE = Ring(3)\n'
 CITED = "cff-version: 1.2.0\nmessage: Cite it.\ntitle: Rings\nauthors:\n  - name: Ada\n"
 FIRST, SECOND = (f'[[front]]\nsource = "{name}.md"' for name in ("index", "notes/reading"))
+ROLES = """
+[[parts]]
+label = "Roles"
+folder = "src/roles"
+dialect = "rest"
+chapters = ["*.py"]
+"""
+ROLE = '"""Of :class:`sample.ring.Later`, :func:`.in_the_end`, :func:`.then`."""\n'
+LATER = (
+    '\n\nclass Later(Ring):\n    """Comes later."""\n\n\ndef in_the_end() -> None:\n    """Comes, too."""\n'
+)
 DOCUMENTED = '[[inventories]]\nfile = "inventories/python.txt"\nurl = "https://docs.example.org/{place}"\n\n'
 MORE = '    { source = "tools/more.py", name = "tools/more" },\n'
 
@@ -169,6 +180,18 @@ EDITS: dict[str, Change] = {
     ),
     "where a test stands": changed("tests/ring.py", "from sample", "import os\n\nfrom sample"),
     "an inventory": documented,
+    "a part with roles": lambda project: (
+        added("src/roles/__init__.py", "")(project),
+        added("src/roles/named.py", ROLE)(project),
+        added(TOML, ROLES)(project),
+    ),
+    "what roles name": added(RING, LATER),
+    "words above what roles name": changed(RING, "class Later", "# At last.\n\n\nclass Later"),
+    "another name of what roles name": changed(RING, "class Later", "class Last"),
+    "another function that a role may name": added(
+        WINDOW, '\n\ndef in_the_end() -> None:\n    """Another one."""\n'
+    ),
+    "a function that a role has waited for": added(WINDOW, '\n\ndef then() -> None:\n    """At last."""\n'),
     "who wrote it": added("CITATION.cff", CITED),
     "the version": changed("pyproject.toml", "1.0", "1.1"),
     "git": commit,

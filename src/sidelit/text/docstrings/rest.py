@@ -45,8 +45,8 @@ def _name(role: str, raw: str, text: str, *rest: object, **more: object) -> Made
     if titled is None and text[:1] == "~":
         shown = text[1:].rpartition(".")[2] or text[1:]
     node = nodes.literal(raw, shown.lstrip("!~."))
-    name = target.strip().lstrip("~.").removesuffix("()")
-    if not text.startswith("!") and re.fullmatch(r"[\w.]+", name):
+    name = target.strip().lstrip("~").removesuffix("()")
+    if not text.startswith("!") and re.fullmatch(r"\.?\w+(\.\w+)*", name):
         node["name_of"] = name
     return [node], []
 
