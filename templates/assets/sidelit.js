@@ -22,17 +22,21 @@
   };
 
   // ---- Where the reader is: the section an address named, until the reader scrolls on; then the one at the top.
-  const places = all("main section[id], main :is(h2, h3)[id], main tr[id], main .works > [id]");
+  // A section without words begins at a line of the one before, which has its id.
+  const places = all("main section[id], main :is(h2, h3)[id], main tr[id], main .works > [id], main .line:has(> .alias)");
+  const called = (found) => (found?.matches(".line") ? one(".alias", found) : found)?.id ?? "";
   let place = null;
   let address = null;
   const nameTarget = () => {
     if (location.hash === address) return;
     address = location.hash;
     const target = named(address);
-    place = target && (target.closest("main section[id], tr[id]") ?? target);
+    const around = target?.closest("main section[id], tr[id]") ?? target;
+    const reached = (each) => around.contains(each) && !(target.compareDocumentPosition(each) & Node.DOCUMENT_POSITION_FOLLOWING);
+    place = target && (places.findLast(reached) ?? around);
   };
   const current = () => {
-    const box = place?.id && place.getBoundingClientRect();
+    const box = called(place) && place.getBoundingClientRect();
     if (box && box.bottom > bar.offsetHeight && box.top < innerHeight) return place;
     if (scrollY < 8) return null;
     let found = null;
@@ -61,11 +65,12 @@
   let waiting = false;
   const follow = () => {
     waiting = false;
-    const id = current()?.id ?? "";
+    const id = called(current());
     for (const [link, href] of languages) link.href = id ? `${href}#${id}` : href;
-    // A comment block has no entry of its own in the contents: the definition it stands in has.
+    // A comment block has no entry of its own in the contents: the definition it stands in has, or one around that.
     const name = id.split("/")[0];
-    const entry = entries.get(id) ?? entries.get(name);
+    let entry = entries.get(id);
+    for (let each = name; each && !entry; each = each.replace(/\.?[^.]*$/, "")) entry = entries.get(each);
     for (const links of entries.values()) {
       for (const link of links) link.ariaCurrent = links === entry ? "location" : null;
     }

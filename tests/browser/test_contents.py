@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -81,6 +83,23 @@ def test_the_section_one_is_in_is_marked(visit: Open, width: int) -> None:
     marks = page.locator(".toc a[aria-current=location]")
     assert marks.evaluate_all("all => all.map(link => link.hash)") == [last, last]
     assert page.locator(".panel .toc [aria-current]").evaluate(IN_SIGHT)
+
+
+def test_code_without_words_is_a_place_of_its_own(visit: Open, site: Path) -> None:
+    pages = ((name, (site / name).read_text("utf-8")) for name in CHAPTERS)
+    begins = r'class="line another[^>]*><span class="alias" id="([a-z_]+)"'
+    name, own = next((name, found[1]) for name, html in pages if (found := re.search(begins, html)))
+    page = visit(name)
+    here, marks = page.locator(".crumbs .here"), page.locator(".panel .toc [aria-current=location]")
+    line = page.locator(f".line:has(> [id='{own}'])")
+    line.evaluate("line => line.scrollIntoView()")
+    expect(here).to_have_text(own)
+    assert marks.get_attribute("href") == f"#{own}"
+    # Whoever follows a link to a line below is in the same place.
+    page.evaluate("scrollTo(0, 0)")
+    below = line.evaluate("line => line.nextElementSibling.id")
+    page.evaluate("id => { location.hash = id }", below)
+    expect(here).to_have_text(own)
 
 
 @pytest.mark.nightly

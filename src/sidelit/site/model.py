@@ -189,6 +189,8 @@ class CodeLine:
     pad: str
     ids: tuple[str, ...] = ()
     """The names of a section without words whose code begins here."""
+    apart: bool = False
+    """Whether that is something else than what the words beside it are about."""
 
     @property
     def whole(self) -> str:
@@ -220,7 +222,7 @@ def code_rows(lines: Sequence[CodeLine], home: str = "") -> Markup:
     page = escape(home.partition("#")[0])
     for line in lines:
         n, pad = line.n, line.pad
-        begins = " begins" if line.ids and 0 < above < n - 1 else ""
+        begins = " another" if line.apart else " begins" if line.ids and 0 < above < n - 1 else ""
         step, blanks = (f" i{line.step}", f'<span class="pad">{pad}</span>') if pad else ("", "")
         own = "" if home else f' id="line-{n}"'
         names = "".join(f'<span class="alias" id="{escape(name)}"></span>' for name in line.ids)
@@ -300,6 +302,11 @@ class SectionView:
     def defines(self) -> int:
         """How many definitions begin in its block."""
         return sum(each.kind in ("class", "function") for each in (self, *self.joined))
+
+    @property
+    def apart(self) -> bool:
+        """Whether its words are not about all of its block."""
+        return any(line.apart for line in self.lines)
 
     @property
     def employed(self) -> tuple[SectionView, ...]:

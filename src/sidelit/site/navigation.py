@@ -290,8 +290,9 @@ def sections(shown: Sequence[model.SectionView]) -> Iterator[model.TocEntry]:
     """The contents of a chapter: its classes and functions, and the comments that have a heading.
 
     A function without words has its line, but no number; one that Python itself calls, such as `__init__`,
-    has none.
+    has none. A line stands below that of the definition around it.
     """
+    listed = set[str]()
     for section in shown:
         for each in (section, *section.joined):
             if each.title:
@@ -301,7 +302,11 @@ def sections(shown: Sequence[model.SectionView]) -> Iterator[model.TocEntry]:
                 label = Markup("<code>{}</code>").format(each.name)
             else:
                 continue
-            yield model.TocEntry(each.id, label, each.depth, section.fold is not None, each.number)
+            around = itertools.accumulate(each.qualname.split(".")[:-1], "{}.{}".format)
+            depth = sum(name in listed for name in around)
+            if each.name:
+                listed.add(each.qualname)
+            yield model.TocEntry(each.id, label, depth, section.fold is not None, each.number)
 
 
 # A list that is no longer than this is seen at a glance.

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from markdown_it.token import Token
 from markupsafe import Markup
@@ -448,11 +448,23 @@ def _with_joined(head: model.SectionView, *joined: model.SectionView) -> model.S
     if not joined:
         return head
     lines = list(head.lines)
-    for each in joined:
+    for before, each in pairwise((head, *joined)):
         first, *rest = each.lines
-        lines += [replace(first, ids=(each.id, *each.aliases)), *rest]
+        apart = bool(lines) and _is_apart(each, before, head)
+        lines += [replace(first, ids=(each.id, *each.aliases), apart=apart), *rest]
     above = not head.figure and words_above(head.doc, lines)
     return replace(head, lines=tuple(lines), joined=joined, above=above)
+
+
+def _is_apart(section: model.SectionView, before: model.SectionView, head: model.SectionView) -> bool:
+    """Whether code without words begins something that the words of the head are not about.
+
+    Those of a class or a function are about all that is in it, and those of a comment about its own lines.
+    """
+    defines = head.kind in ("class", "function")
+    if defines and f"{section.qualname}.".startswith(f"{head.qualname}."):
+        return False
+    return section.kind == "function" or section.qualname != before.qualname
 
 
 def _fold(

@@ -46,7 +46,10 @@ class Bare:
         self.x = 1
 
     def turn(self) -> None:
-        self.x = 2
+        def inner() -> None:
+            self.x = 2
+
+        inner()
 
     def tell(self) -> None:
         \"\"\"Words.\"\"\"
@@ -80,8 +83,15 @@ def test_code_without_words_goes_on_in_the_block_of_the_section_before(sample: P
     }
     assert {id: names for id, names in joined.items() if names} == {
         "Bare": ["Bare.__init__", "Bare.turn"],
+        "Bare.turn.inner": ["Bare.turn/inner"],
         "Bare.tell/a-comment": ["Bare.last", "module/more-1"],
     }
+    # What the words above are not about begins below a hairline.
+    another = re.findall(r'class="line another[^"]*" id="[^"]*"><span class="alias" id="([^"]+)"', html)
+    assert another == ["Bare.turn/inner", "Bare.last", "module/more-1"]
+    sticky = {id for id, shown in sections.items() if '<div class="doc stick">' in shown}
+    assert "Bare" in sticky
+    assert "Bare.tell/a-comment" not in sticky
     # Without words above it a definition keeps its place, and so does what it holds.
     assert {"Other", "Other.told"} <= sections.keys()
     assert sections["Bare"].count("<pre ") == 1
@@ -89,5 +99,7 @@ def test_code_without_words_goes_on_in_the_block_of_the_section_before(sample: P
     assert "#Bare.__init__" not in html
     contents = re.findall(r'<a href="#([\w./-]+)">(?:<span class="number">([\d.]+)</span> )?<code>', html)
     assert {("Bare.turn", ""), ("Bare.last", "")} <= {*contents}
+    depths = {id: depth for depth, id in re.findall(r'<li class="d(\d)[^"]*"><a href="#(Bare[\w.]*)"', html)}
+    assert (depths["Bare"], depths["Bare.turn"], depths["Bare.turn.inner"]) == ("0", "1", "2")
     numbers = [number for id, number in dict(contents).items() if number]
     assert numbers == sorted(numbers, key=lambda each: [*map(int, each.split("."))])
