@@ -57,6 +57,14 @@ class Pair:
         return self._second()
 
 
+def shown() -> int:
+    """Words."""
+    return 1
+
+
+SHOWN = shown()
+
+
 class Many:
     """Uses a limit of its own often."""
 
@@ -177,6 +185,8 @@ def test_what_uses_code_without_words_stands_below_its_own_name(pages: Path) -> 
         [("<code>_second</code> Uses: 1", ""), ("", "#Pair.third")],
         [("<code>_inner</code> Uses: 1", ""), ("", "#Pair._second")],
     ]
+    # Behind the definition stands code that it is not about.
+    assert below(pages, "tools/window.html", "shown")[0] == "shown Uses: 1"
 
 
 def test_a_test_that_names_least_comes_first_and_helpers_and_fixtures_count(pages: Path) -> None:
