@@ -133,8 +133,8 @@ def view(
     :param name: its id on the page that shows it, if that is not its own.
     """
     line = section.lines[0][0] if section.lines else section.first_line
-    ranked = tuple(_ranked(section, words))
-    doc = Markup(renderer.html(ranked, name or section.id, about=section.qualname))
+    ranked, about = tuple(_ranked(section, words)), section.qualname
+    doc = Markup(renderer.html(ranked, name or section.id, about=about))
     lines = tuple(_lines(renderer, section.lines, renderer.code))
     config, shown = renderer.config, renderer.shown
     return model.SectionView(
