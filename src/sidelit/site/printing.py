@@ -10,7 +10,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path, PurePosixPath
@@ -483,7 +483,8 @@ def _kept(base: Path, out: Path) -> Iterator[Store]:
                 shutil.rmtree(each, ignore_errors=True)
         yield kept
         return
-    with tempfile.TemporaryDirectory(dir=out) as name:
-        kept = Store(Path(name), secrets.token_bytes(32))
+    with (
+        tempfile.TemporaryDirectory(dir=out) as name,
+        closing(Store(Path(name), secrets.token_bytes(32))) as kept,
+    ):
         yield kept
-        kept.close()
