@@ -52,14 +52,14 @@ class Lists:
 
     def add(self, listed: Postings, places: int) -> None:
         """Add the next page, which has so many places."""
-        first = self._first
+        first, known, ends = self._first, self._known, self._last
         for term, (start, steps, last) in listed.items():
-            before = self._last.get(term)
+            before = ends.get(term)
             if before is None:
-                self._known[term] = bytearray(b"%b%b" % (_number(start + STEPS * first), steps))
+                known[term] = bytearray(_number(start + STEPS * first) + steps)
             else:
-                self._known[term] += b" %b%b" % (_number(start + STEPS * (first - before)), steps)
-            self._last[term] = first + last
+                known[term] += b" " + _number(start + STEPS * (first - before)) + steps
+            ends[term] = first + last
         self._first += places
 
     def postings(self) -> Postings:
