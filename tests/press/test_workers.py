@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import select
@@ -216,3 +217,17 @@ def test_a_process_ends_with_the_one_that_was_killed() -> None:
     if not ended:
         os.killpg(process.pid, signal.SIGKILL)
     assert ended
+
+
+@pytest.mark.parametrize("may_fork", [True, False])
+def test_what_runs_beside_a_block_has_a_process_of_its_own_where_it_may(
+    monkeypatch: pytest.MonkeyPatch, may_fork: bool
+) -> None:
+    monkeypatch.setattr(workers, "_may_fork", lambda: may_fork)
+    told, news = multiprocessing.Pipe(duplex=False)
+    with workers.beside(lambda: news.send(os.getpid())):
+        assert told.poll(60)
+        number = told.recv()
+    assert (number != os.getpid()) == may_fork
+    # What still ran would be found among the children of this process.
+    assert number not in [child.pid for child in multiprocessing.active_children()]

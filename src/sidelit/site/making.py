@@ -12,6 +12,7 @@ from itertools import zip_longest
 from sidelit.cache import store
 from sidelit.cache.graph import Graph, noting
 from sidelit.config.chapters import Chapter
+from sidelit.config.origin import Origin
 from sidelit.errors import SidelitError
 from sidelit.files import assets
 from sidelit.files.atomic import Output
@@ -164,7 +165,7 @@ class _Writing:
     """What the pages of one build are written with.
 
     :param shared: stands for what is the same for all pages.
-    :param filled: puts into a page what no page is made again for; `filling` stands for that.
+    :param state: the state of the project, which fills the blanks of each page.
     :param ahead: is handed each page that is made, while its words are at hand.
     """
 
@@ -172,8 +173,7 @@ class _Writing:
     graph: Graph
     out: Output
     shared: str
-    filled: Callable[[bytes], bytes]
-    filling: str
+    state: Origin
     ahead: Callable[[Page], object]
 
     def taken(self, group: Sequence[PageJob]) -> list[list[SidelitError]] | None:
@@ -184,7 +184,7 @@ class _Writing:
             for name in job.files:
                 known = self.graph.recalled("pages", self._key(job, name))
                 left = known and self.graph.left("lies", self._place(name))
-                if not (known and left and left[:-1] == (known.content, self.filling)):
+                if not (known and left and left[:-1] == (known.content, self._filling)):
                     return None
                 if not self.out.take(name, left[-1]):
                     return None
@@ -214,9 +214,9 @@ class _Writing:
             with noting() as read:
                 content = make(replace(self.build, report=errors.append), job.shown)
             known = self.graph.remember("pages", key, errors, read, content)
-        state = self.out.put(name, self.filled(content))
+        written = self.out.put(name, self.state.filled(content))
         if known:
-            self.graph.leave("lies", self._place(name), (known.content, self.filling, state))
+            self.graph.leave("lies", self._place(name), (known.content, self._filling, written))
         return errors
 
     def _page(self, build: BuildContext, shown: Page) -> bytes:
@@ -226,6 +226,11 @@ class _Writing:
 
     def _key(self, job: PageJob, name: str) -> tuple[str, ...]:
         return (self.shared, name, job.shown.lang, job.shown.digest) if job.shown.digest else ()
+
+    @property
+    def _filling(self) -> str:
+        """Stands for what the blanks are filled with."""
+        return f"{self.state.commit} {self.state.dirty}"
 
     def _place(self, name: str) -> tuple[str, str]:
         return str(self.out.before or ""), name
@@ -237,18 +242,17 @@ def write(
     out: Output,
     jobs: int | None = None,
     graph: Graph | None = None,
-    filled: Callable[[bytes], bytes] = bytes,
-    filling: str = "",
+    state: Origin | None = None,
     ahead: Callable[[Page], object] = bool,
 ) -> None:
     """Write pages; those of one source page in all languages are made by one process.
 
-    What the `graph` has of them is taken from there, before it is `filled`; `filling` stands for what that
-    does. The others are handed to `ahead`, while their words are at hand. Mistakes go to `build.report`,
-    language by language in the order of the source pages.
+    What the `graph` has of them is taken from there, with blanks that `state` fills. The others are handed to
+    `ahead`, while their words are at hand. Mistakes go to `build.report`, language by language in the order
+    of the source pages.
     """
     graph = graph or Graph()
-    writing = _Writing(build, graph, out, inputs(build, graph), filled, filling, ahead)
+    writing = _Writing(build, graph, out, inputs(build, graph), state or Origin(), ahead)
     told = [writing.taken(group) for group in orders]
     left = [group for group, errors in zip(orders, told, strict=True) if errors is None]
     if left:

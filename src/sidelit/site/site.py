@@ -232,8 +232,7 @@ def write_whole(
     for error in making.clashes(group[0] for group in orders):
         build.report(error)
     index = search.Index(search.Material(config, editions, terms, tables, synonyms.of_site(config)))
-    filling = f"{state.commit} {state.label}"
-    making.write(build, orders, out, jobs, graph, state.filled, filling, index.ahead)
+    making.write(build, orders, out, jobs, graph, state, index.ahead)
     gathered.check()
     parts = index.write(out.put)
     pages = [name for group in orders for order in group for name in order.files]
